@@ -1,0 +1,76 @@
+# What a clean machine with Python 3.11, gcc, make and git needs to build, check and show keepstep.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := check
+
+PYTHON ?= python3
+PY := .venv/bin/python
+TF := .venv-tf/bin/python
+JOBS ?= 2
+export PYTHONPATH := runtime
+export PYTHONDONTWRITEBYTECODE :=
+
+DEV_STAMP := .venv/.stamp-$(shell cat requirements/dev.txt | sha256sum | cut -c1-16)
+TF_STAMP := .venv-tf/.stamp-$(shell cat requirements/tensorflow.txt requirements/tf-keras.txt | sha256sum | cut -c1-16)
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
+
+.PHONY: venv venv-tf etcd lint check test wheels demo bench-overhead requirements clean
+
+venv: $(DEV_STAMP)
+$(DEV_STAMP):
+	$(PYTHON) -m venv .venv
+	$(PY) $(PIP_INSTALL) -r requirements/dev.txt
+	rm -f .venv/.stamp-*
+	touch $@
+
+venv-tf: $(TF_STAMP)
+$(TF_STAMP):
+	$(PYTHON) -m venv .venv-tf
+	$(TF) $(PIP_INSTALL) -r requirements/tensorflow.txt
+	$(TF) $(PIP_INSTALL) --no-deps -r requirements/tf-keras.txt
+	rm -f .venv-tf/.stamp-*
+	touch $@
+
+# Multi-host jobs, and `demo` with them, agree through etcd (3.4 or later).
+etcd:
+	@if command -v etcd >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends etcd-server >/dev/null; \
+	  command -v etcd >/dev/null; \
+	else \
+	  echo "etcd 3.4 or later is not on PATH. Install it: 'sudo apt-get install etcd-server' on Debian 12 or Ubuntu 24.04," \
+	       "'brew install etcd' with Homebrew, or put the etcd binary on PATH." >&2; exit 1; \
+	fi
+
+lint: venv
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
+
+check: venv lint
+	$(PY) -m pytest tests/house tests/unit tests/scenarios tests/simulation -n $(JOBS)
+
+test: check venv-tf etcd
+	$(PY) -m pytest tests/conformance tests/integration tests/e2e
+	$(MAKE) wheels
+
+# Builds both distributions and tries them in a clean environment, where there is no source tree to fall back on.
+wheels: venv
+	$(PY) tests/wheel/try_wheels.py build/wheels
+
+# Two hosts on this machine, one of them killed in the middle of the training.
+STEP ?= 120
+demo: venv venv-tf etcd
+	$(PY) -m keepstep local --hosts 2 --python $(TF) --fault kill:1@$(STEP) --out build/demo examples/digits_keras.py
+
+bench-overhead: venv venv-tf
+	$(PY) benchmarks/overhead.py --python $(TF)
+
+# Pins again what requirements/*.in ask for; needs uv on PATH, or UV=/path/to/uv.
+requirements:
+	requirements/compile.sh
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find runtime tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Pin every dependency by version and digest, for Python 3.11 on Linux x86_64. Needs uv; run by `make requirements`.
+set -euo pipefail
+cd "$(dirname "$0")"
+uv=${UV:-uv}
+
+compile() {
+  "$uv" pip compile --quiet --no-config --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
+    --python-version 3.11 --python-platform x86_64-manylinux_2_28 "$@" >/dev/null
+}
+
+compile agent.in -o agent.txt
+compile -c agent.txt dev.in -o dev.txt
+compile tensorflow.in -o tensorflow.txt
+compile --no-deps tf-keras.in -o tf-keras.txt
