@@ -1,7 +1,7 @@
 """keepstep keeps synchronous TensorFlow training in step on Amazon SageMaker.
 
-What lives here: the agent, in rooms with locked doors (`runtime/README.md` draws them). What must never enter this file:
-an import. It is read by the build, by every command and by `keepstep.init`, which has no dependencies.
+What lives here: the agent, in rooms with locked doors (`runtime/README.md` draws them). What must never enter this
+file: an import. The build, every command and `keepstep.init`, which has no dependencies, read it.
 Start reading at `keepstep.core`: the rest is sensors that make events and hands that perform actions.
 """
 
