@@ -1,0 +1,141 @@
+"""What the hands of the agent promise: one Protocol per outside thing, with the values and errors that cross it.
+
+What lives here: Protocols, frozen values, the errors a port may raise. What must never enter: an implementation, an
+import of an adapter. Each port has one suite in `tests/conformance`, run on the fake and on the real thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Coordination: what the nodes of a job agree through (etcd; in-process on a single host).
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeyValue:
+    """One key as a snapshot held it."""
+
+    key: str
+    value: str
+    revision: int
+    """Revision of the key's last write (etcd's mod_revision): what `expect` and `guard` compare with."""
+    lease: int
+    """The lease the key lives and dies with; 0 for none."""
+
+
+@dataclass(frozen=True)
+class KeyEvent:
+    """One change of one key; `value` is None where the key was deleted or its lease ended."""
+
+    key: str
+    value: str | None
+    revision: int
+
+
+class CoordinatorUnavailable(Exception):
+    """No answer in time. The request may or may not have been carried out: read again before concluding anything."""
+
+    retryable: ClassVar[bool] = True
+    hint: ClassVar[str] = "the coordination service did not answer; it is tried again until the lease runs out"
+
+
+class LeaseGone(Exception):
+    """The lease has expired or was revoked, and its keys with it: whoever held it must stop acting."""
+
+    retryable: ClassVar[bool] = False
+    hint: ClassVar[str] = "the node lost its lease; it joins again under a new one"
+
+
+class WatchLost(Exception):
+    """Events between the last one delivered and now can not be had: read the prefix again and watch from there.
+
+    Either the history was compacted away, or another cluster (one that came back empty) answers at the endpoints.
+    """
+
+    retryable: ClassVar[bool] = True
+    hint: ClassVar[str] = "the event history is gone; keys are read again"
+
+
+class Coordinator(Protocol):
+    """Leases, compare-and-swap and an ordered stream of changes over a small tree of UTF-8 keys and values.
+
+    Every method but `watch` raises CoordinatorUnavailable when there is no answer within the adapter's timeout.
+    Revisions grow by one with every change and are shared by all keys; they start again only where the data is lost.
+    """
+
+    async def grant(self, ttl_s: float) -> int:
+        """Open a lease that ends `ttl_s` seconds after the last `keep_alive`; etcd rounds up to whole seconds."""
+        ...
+
+    async def keep_alive(self, lease: int) -> float:
+        """Renew the lease and return the seconds granted, counted from before this call.
+
+        Raises:
+            LeaseGone: the lease had ended already.
+        """
+        ...
+
+    async def revoke(self, lease: int) -> None:
+        """End the lease and delete its keys; a lease that is gone already is fine."""
+        ...
+
+    async def put(
+        self,
+        key: str,
+        value: str,
+        *,
+        lease: int = 0,
+        expect: int | None = None,
+        guard: tuple[str, int] | None = None,
+    ) -> int | None:
+        """Write a key, if the comparisons hold at that instant.
+
+        Args:
+            key: the key.
+            value: the new value.
+            lease: the lease to bind the key to; 0 binds it to none.
+            expect: the revision that the key must have; 0 where it must be absent.
+            guard: another key and the revision that it must have (0: absent): "only while I am the leader".
+
+        Returns:
+            The revision of this write, or None where a comparison failed.
+
+        Raises:
+            LeaseGone: the lease does not exist (any more).
+        """
+        ...
+
+    async def delete(self, key: str, *, expect: int | None = None, prefix: bool = False) -> bool:
+        """Delete a key, or all keys that begin with `key`; True where at least one was deleted.
+
+        Args:
+            key: the key, or the prefix.
+            expect: the revision that the key must have; not with `prefix`.
+            prefix: delete every key that begins with `key`.
+        """
+        ...
+
+    async def read(self, prefix: str) -> tuple[int, list[KeyValue]]:
+        """Return all keys that begin with `prefix`, in byte order of the keys, and the revision they were read at.
+
+        The read is linearizable: it sees every write that was answered before it began.
+        """
+        ...
+
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[KeyEvent]]:
+        """Deliver every change of revision above `after_revision` once, in order; one list holds whole revisions.
+
+        It goes on by itself after a cut connection. Close the iterator (`aclose`) to stop it.
+
+        Raises:
+            WatchLost: from the iterator; it has ended.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop watches, threads and connections; leases are left to run out."""
+        ...
