@@ -10,6 +10,7 @@ compile() {
 }
 
 compile agent.in -o agent.txt
-compile -c agent.txt dev.in -o dev.txt
+compile build.in -o build.txt
+compile -c agent.txt -c build.txt dev.in -o dev.txt
 compile tensorflow.in -o tensorflow.txt
 compile --no-deps tf-keras.in -o tf-keras.txt

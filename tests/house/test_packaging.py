@@ -45,7 +45,7 @@ def test_the_pinned_agent_is_the_declared_one():
     assert {line.lower() for line in declared} == {line.lower() for line in wanted("agent.in")}
 
 
-@pytest.mark.parametrize("name", ["agent", "dev", "tensorflow", "tf-keras"])
+@pytest.mark.parametrize("name", ["agent", "build", "dev", "tensorflow", "tf-keras"])
 def test_every_requirement_is_pinned_with_digests(name):
     pinned = pins(f"{name}.txt")
     assert {bare(line) for line in wanted(f"{name}.in")} <= set(pinned)
