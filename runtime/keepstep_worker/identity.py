@@ -1,0 +1,79 @@
+"""Who this worker is, as the agent told it through the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_WIRE_FD = "KEEPSTEP_WIRE_FD"
+_SOCKET_FD = "KEEPSTEP_SOCKET_FD"
+DESCRIPTOR_VARIABLES = (_WIRE_FD, _SOCKET_FD)
+"""Only this process may use them: they are taken out of the environment of the programs it starts."""
+
+
+class IdentityError(Exception):
+    """The environment of a worker is incomplete or malformed: a fault of the agent, not of the user."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One worker of one generation.
+
+    Attributes:
+        parent_pid: the agent; 0 where it was not said.
+        failure_file: where the first error goes; "" for nowhere.
+        instrument: "auto" or "off".
+    """
+
+    generation: int
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    parent_pid: int = 0
+    failure_file: str = ""
+    instrument: str = "auto"
+
+
+def is_worker(environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether an agent started this process and its descriptors were not taken over yet."""
+    return _WIRE_FD in environ and _SOCKET_FD in environ
+
+
+def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
+    """Return who this worker is.
+
+    Raises:
+        IdentityError: a variable is missing or no number.
+    """
+
+    def number(name: str, default: int | None = None) -> int:
+        text = environ.get(name)
+        if text is None and default is not None:
+            return default
+        try:
+            return int(text or "")
+        except ValueError as error:
+            raise IdentityError(f"{name} is {text!r}, wanted a number") from error
+
+    return Identity(
+        generation=number("KEEPSTEP_GENERATION"),
+        rank=number("KEEPSTEP_RANK", 0),
+        local_rank=number("KEEPSTEP_LOCAL_RANK", 0),
+        world_size=number("KEEPSTEP_WORLD_SIZE", 1),
+        parent_pid=number("KEEPSTEP_PARENT_PID", 0),
+        failure_file=environ.get("KEEPSTEP_FAILURE_FILE", ""),
+        instrument=environ.get("KEEPSTEP_INSTRUMENT", "auto"),
+    )
+
+
+def read_descriptors(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return the descriptors of the wire and of the socket.
+
+    Raises:
+        IdentityError: one is missing or no number.
+    """
+    try:
+        return int(environ[_WIRE_FD]), int(environ[_SOCKET_FD])
+    except (KeyError, ValueError) as error:
+        raise IdentityError(f"{_WIRE_FD} and {_SOCKET_FD} must be numbers: {error}") from error

@@ -1,0 +1,279 @@
+"""The worker's side of the protocol: where the training stands, snapshots, and the exact drain.
+
+A session is used from the thread that trains, and by one training at a time. Every method that moves the training on
+may block (a drain, a slab not granted yet); once a drain step is sealed, control never returns to the caller: the agent
+ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from keepstep_worker import identity as identities
+from keepstep_worker import wire as wires
+from keepstep_worker.channel import Channel, ChannelClosed
+from keepstep_worker.identity import Identity
+from keepstep_worker.slab import SlabError, SlabView, Tensor
+from keepstep_worker.snapshots import Slabs
+from keepstep_worker.wire import Orders, Progress, StepRecord, Wire
+
+Provider = Callable[[], Sequence[Tensor]]
+
+_POLL_S = 0.02
+"""How often orders are read again while waiting; a message wakes the wait earlier."""
+_EXIT_ORPHANED = 143
+
+
+class RestoreError(Exception):
+    """The state that the agent wants restored can not be had, or does not fit what the script has built."""
+
+
+class StepTimes(NamedTuple):
+    """When the parts of one step were over: monotonic nanoseconds, 0 where not measured."""
+
+    data_ready_ns: int = 0
+    gradients_ready_ns: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+
+
+_NO_TIMES = StepTimes()
+_current: Session | None = None
+
+
+class Session:
+    """One worker's dealings with its agent, from hello to the last step."""
+
+    def __init__(self, wire: Wire, channel: Channel, identity: Identity) -> None:
+        """Say hello: publish the phase and tell the agent this process's id."""
+        self.identity = identity
+        self._wire, self._channel = wire, channel
+        self._pid = os.getpid()
+        self._phase = wires.PHASE_HELLO
+        self._published = self._ring_sequence = 0
+        self.entered_step = self.completed_step = self.last_step = 0
+        self.snapshot_ns = self.skipped = 0
+        self._start_ns = 0
+        self._sealed_step = -1
+        self._provider: Provider | None = None
+        self._slabs = Slabs(wire, identity.generation)
+        self._restore_begun_ns = time.monotonic_ns()
+        self._publish()
+        self._send({"kind": "hello", "version": wires.VERSION, "pid": self._pid})
+
+    @classmethod
+    def current(cls) -> Session | None:
+        """Return this process's session, opened on first use; None outside keepstep and in forked children."""
+        global _current
+        if _current is None and identities.is_worker():
+            wire_fd, socket_fd = identities.read_descriptors()
+            for name in identities.DESCRIPTOR_VARIABLES:
+                del os.environ[name]
+            os.set_inheritable(wire_fd, False)
+            _current = cls(Wire(wire_fd), Channel.from_fd(socket_fd), identities.read_identity())
+        if _current is not None and _current._pid != os.getpid():
+            return None
+        return _current
+
+    # --- before the first step ---------------------------------------------------------------------------------------
+
+    def join(self, kind: str, last_step: int = 0) -> None:
+        """Declare that steps will be reported.
+
+        Args:
+            kind: who reports them: keras3, tf_keras or loop.
+            last_step: the last step that this training will execute, 0 where unknown.
+        """
+        self._phase, self.last_step = wires.PHASE_JOINED, last_step
+        self._publish()
+        self._send({"kind": "joined", "how": kind, "last_step": last_step})
+
+    def restored(self) -> SlabView | None:
+        """Return the state to go on from, None for a fresh start. Waits for the agent to hand the slab over.
+
+        Raises:
+            RestoreError: what was handed over is not sealed for the step that the agent ordered.
+        """
+        self._restore_begun_ns = time.monotonic_ns()
+        while self._wire.read_orders().generation != self.identity.generation:
+            self._wait()
+        orders = self._orders()
+        if orders.restore_slab == wires.NO_SLAB:
+            return None
+        while orders.restore_slab not in self._slabs:
+            self._wait()
+        slab, step = orders.restore_slab, orders.restore_step
+        seal = next((seal for seal in self._wire.read_seals() if seal.slab == slab), None)
+        if seal is None or seal.step != step:
+            raise RestoreError(f"slab {slab} is sealed for step {seal.step if seal else None}, ordered was step {step}")
+        try:
+            return SlabView.open(self._slabs.descriptor(slab), seal.size_bytes, step)
+        except SlabError as error:
+            raise RestoreError(f"slab {slab}, sealed for step {step}: {error}") from error
+
+    def restoration_done(self, step: int) -> None:
+        """Declare that the script's state is that of `step`."""
+        self.entered_step = self.completed_step = self._sealed_step = step
+        self._publish()
+        seconds = (time.monotonic_ns() - self._restore_begun_ns) / 1e9
+        self._send({"kind": "restored", "step": step, "seconds": round(seconds, 6)})
+
+    def set_provider(self, provider: Provider | None) -> None:
+        """Register what returns the tensors to save, always of the moment it is called at; None to take it away."""
+        self._provider = provider
+
+    def announce(self) -> None:
+        """Tell the agent the layout now, so that slabs are ready by the first snapshot. Optional; does not wait."""
+        if self._provider is not None:
+            self._announce(self._provider())
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def enter_step(self, step: int, last_step: int | None = None) -> None:
+        """Declare that `step` is about to be executed, and wait where the agent wants it.
+
+        Args:
+            step: the step, counted from 1; of several executed in one go, the last.
+            last_step: the last step of the training, where it is known better by now.
+        """
+        self.entered_step = step
+        if last_step is not None:
+            self.last_step = last_step
+        self._publish()
+        orders = self._orders()  # read after publishing, so that agent or worker sees the other's word
+        if orders.hold:
+            self._hold(step)
+        self._start_ns = time.monotonic_ns()
+
+    def complete_step(self, step: int, times: StepTimes = _NO_TIMES) -> None:
+        """Declare that `step` was executed; takes a snapshot where one is due.
+
+        Args:
+            step: the step, counted from 1; of several executed in one go, the last.
+            times: what was measured; start and end are filled in where they are 0.
+        """
+        previous, self.completed_step = self.completed_step, step
+        self._ring_sequence += 1
+        self._wire.append(StepRecord(
+            self._ring_sequence, step, times.start_ns or self._start_ns, times.data_ready_ns,
+            times.gradients_ready_ns, times.end_ns or time.monotonic_ns(),
+        ))  # fmt: skip
+        self._publish()
+        orders = self._orders()
+        if orders.hold:
+            self._hold(step + 1)
+            orders = self._orders()
+        every = orders.snapshot_every
+        if every > 0 and step // every > previous // every:
+            self._snapshot(forced=False)
+
+    def finish(self) -> None:
+        """Declare that the last step is done: seal it where it is not yet, then let the script run on to its end."""
+        orders = self._orders()
+        if orders.hold:
+            self._hold(self.completed_step + 1)
+        if self._sealed_step != self.completed_step and orders.snapshot_every > 0:
+            self._snapshot(forced=True)
+        self._phase = wires.PHASE_FINISHED
+        self._publish()
+        if self._orders().hold:
+            self._hold(self.completed_step + 1)
+
+    def snapshot(self) -> None:
+        """Seal the completed step now, waiting for a slab where none is granted."""
+        self._snapshot(forced=True)
+
+    def drained(self) -> NoReturn:
+        """Declare that the drain step is sealed, and never return: the agent ends this process."""
+        self._phase = wires.PHASE_DRAINED
+        self._publish()
+        sealed = self._sealed_step == self.completed_step
+        self._send({"kind": "drained", "step": self.completed_step, "sealed": sealed})
+        while True:
+            self._wait(None)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _hold(self, next_step: int) -> None:
+        """Wait until the drain step is known. Return if `next_step` is to be executed, else seal and never return."""
+        while True:
+            orders = self._orders()
+            if not orders.hold or orders.drain_step >= next_step:
+                return
+            if orders.drain_step > 0:
+                if self._sealed_step != self.completed_step:
+                    self._snapshot(forced=True)
+                self.drained()
+            self._wait()
+
+    def _snapshot(self, forced: bool) -> None:
+        if self._provider is None:
+            return
+        begun_ns = time.monotonic_ns()
+        tensors = self._provider()
+        layout = self._announce(tensors)
+        while not self._slabs.answered(layout):
+            self._wait()
+        self._poll()
+        while True:
+            slab = self._slabs.granted(self._orders().grant, layout)
+            if slab is not None or not forced:
+                break
+            self._wait()
+        if slab is None:
+            self.skipped += 1
+            self._publish()
+            return
+        self._slabs.seal(slab, tensors, self.completed_step)
+        self._sealed_step = self.completed_step
+        self.snapshot_ns = time.monotonic_ns() - begun_ns
+        self._publish()
+        self._send({"kind": "sealed", "slab": slab, "step": self.completed_step}, hint=True)
+
+    def _announce(self, tensors: Sequence[Tensor]) -> int:
+        layout = self._slabs.layout_of(tensors)
+        if layout is not None:
+            self._send({"kind": "layout", "layout": layout.number, "bytes": layout.size_bytes})
+        return self._slabs.layout_number
+
+    def _orders(self) -> Orders:
+        orders = self._wire.read_orders()
+        return orders if orders.generation == self.identity.generation else Orders()
+
+    def _publish(self) -> None:
+        self._published += 1
+        self._wire.write_progress(Progress(
+            self._published, self.identity.generation, self._phase, self._pid, self.entered_step,
+            self.completed_step, self.last_step, self.snapshot_ns, self.skipped,
+        ))  # fmt: skip
+
+    def _send(self, message: dict[str, Any], hint: bool = False) -> None:
+        with contextlib.suppress(ChannelClosed):  # the end of this process is near; what waits for an answer finds out
+            self._channel.send(message, hint)
+
+    def _poll(self) -> None:
+        """Take in what the agent has sent already."""
+        while self._receive(0.0):
+            pass
+
+    def _wait(self, timeout_s: float | None = _POLL_S) -> None:
+        self._receive(timeout_s)
+
+    def _receive(self, timeout_s: float | None) -> bool:
+        try:
+            received = self._channel.receive(timeout_s)
+        except ChannelClosed:
+            os._exit(_EXIT_ORPHANED)
+        if received is None:
+            return False
+        message, descriptors = received
+        if message.get("kind") == "slabs":
+            self._slabs.adopt(message, descriptors)
+        else:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return True

@@ -1,0 +1,87 @@
+"""The slabs that the agent has handed to this worker, and the writing of a snapshot into one of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from keepstep_worker import wire as wires
+from keepstep_worker.slab import Layout, Spec, Tensor, Writer
+from keepstep_worker.wire import Seal, Wire
+
+
+class Slabs:
+    """All slabs known to this worker, of the newest layout and of earlier ones.
+
+    Attributes:
+        layout_number: the newest layout's number, 0 before the first.
+    """
+
+    def __init__(self, wire: Wire, generation: int) -> None:
+        self._wire, self._generation = wire, generation
+        self._descriptors: dict[int, int] = {}
+        self._layout: Layout | None = None
+        self._answers: dict[int, frozenset[int]] = {}
+        self._writers: dict[int, Writer] = {}
+        self._newest_sealed = wires.NO_SLAB
+        self._sequence = max((seal.sequence for seal in wire.read_seals()), default=0)
+        self.layout_number = 0
+
+    def __contains__(self, slab: int) -> bool:
+        return slab in self._descriptors
+
+    def descriptor(self, slab: int) -> int:
+        return self._descriptors[slab]
+
+    def adopt(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
+        """Take over the slabs of a `slabs` message; a slab known already keeps its first descriptor."""
+        described = message.get("slabs", [])
+        for entry, descriptor in zip(described, descriptors):
+            slab = int(entry["slab"])
+            if slab in self._descriptors:
+                os.close(descriptor)
+            else:
+                self._descriptors[slab] = descriptor
+        for descriptor in descriptors[len(described) :]:
+            os.close(descriptor)
+        if "layout" in message:
+            self._answers[int(message["layout"])] = frozenset(int(entry["slab"]) for entry in described)
+
+    def layout_of(self, tensors: Sequence[Tensor]) -> Layout | None:
+        """Make the layout of these tensors the current one; return it where it is new."""
+        specs: tuple[Spec, ...] = tuple([tensor[:3] for tensor in tensors])
+        if self._layout is not None and self._layout.specs == specs:
+            return None
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+        self._layout = Layout(specs)
+        self.layout_number = self._layout.number
+        return self._layout
+
+    def answered(self, layout: int) -> bool:
+        """Tell whether the agent has handed over the slabs of a layout."""
+        return layout in self._answers
+
+    def granted(self, grant: int, layout: int) -> int | None:
+        """Return the slab to write to, None where the grant is used up or is none of this layout's."""
+        if grant == self._newest_sealed or grant not in self._answers.get(layout, ()):
+            return None
+        return grant
+
+    def seal(self, slab: int, tensors: Sequence[Tensor], step: int) -> None:
+        """Write the tensors into the slab and declare it sealed for `step`."""
+        layout = self._layout
+        assert layout is not None, "a layout comes before its slabs"
+        writer = self._writers.get(slab)
+        if writer is None:
+            writer = self._writers[slab] = Writer(self._descriptors[slab], layout)
+        self._wire.clear_seal(slab)
+        writer.write(tensors)
+        self._sequence += 1
+        self._newest_sealed = slab
+        self._wire.write_seal(Seal(
+            slab, step, self._sequence, layout.size_bytes, layout.number, self._generation, time.monotonic_ns(),
+        ))  # fmt: skip
