@@ -6,7 +6,6 @@ import of an adapter. Each port has one suite in `tests/conformance`, run on the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -50,6 +49,13 @@ class LeaseGone(Exception):
     hint: ClassVar[str] = "the node lost its lease; it joins again under a new one"
 
 
+class CoordinatorRefused(Exception):
+    """The request itself is not acceptable: too large, or not permitted. The same request will be refused again."""
+
+    retryable: ClassVar[bool] = False
+    hint: ClassVar[str] = "the coordination service refused a request; its message says why"
+
+
 class WatchLost(Exception):
     """Events between the last one delivered and now can not be had: read the prefix again and watch from there.
 
@@ -60,10 +66,23 @@ class WatchLost(Exception):
     hint: ClassVar[str] = "the event history is gone; keys are read again"
 
 
+class KeyWatch(Protocol):
+    """An asynchronous iterator over changes under a prefix; each list holds whole revisions, in order."""
+
+    def __aiter__(self) -> KeyWatch: ...
+
+    async def __anext__(self) -> list[KeyEvent]: ...
+
+    async def aclose(self) -> None:
+        """Stop watching and give back what it holds; the iteration then ends. Closing twice is fine."""
+        ...
+
+
 class Coordinator(Protocol):
     """Leases, compare-and-swap and an ordered stream of changes over a small tree of UTF-8 keys and values.
 
-    Every method but `watch` raises CoordinatorUnavailable when there is no answer within the adapter's timeout.
+    Every method but `watch` raises CoordinatorUnavailable when there is no answer within the adapter's timeout, and
+    CoordinatorRefused where asking again would not help.
     Revisions grow by one with every change and are shared by all keys; they start again only where the data is lost.
     """
 
@@ -126,10 +145,11 @@ class Coordinator(Protocol):
         """
         ...
 
-    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[KeyEvent]]:
-        """Deliver every change of revision above `after_revision` once, in order; one list holds whole revisions.
+    def watch(self, prefix: str, after_revision: int) -> KeyWatch:
+        """Deliver every change of revision above `after_revision` once, in order, from now on.
 
-        It goes on by itself after a cut connection. Close the iterator (`aclose`) to stop it.
+        It goes on by itself after a cut connection. It belongs to the cluster of the latest `read`: read first, then
+        watch from the revision that `read` returned.
 
         Raises:
             WatchLost: from the iterator; it has ended.

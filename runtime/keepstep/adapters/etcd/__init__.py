@@ -1,0 +1,15 @@
+"""The coordinator of jobs with more than one host: etcd 3.4 or later, through its JSON gateway.
+
+What lives here: blocking calls to one of several endpoints (`gateway`), the port itself (`coordinator`) and the watch
+(`watch`). What must never enter: a decision about leases, leaders or generations, or the starting of etcd itself
+(that is `keepstep.adapters.etcd_member`). Start reading at `coordinator`.
+
+etcd3gw carries the requests; its own watcher is not used, since it can neither reconnect, nor tell a compacted
+history, nor be given a timeout.
+"""
+
+from __future__ import annotations
+
+from keepstep.adapters.etcd.coordinator import EtcdCoordinator
+
+__all__ = ["EtcdCoordinator"]

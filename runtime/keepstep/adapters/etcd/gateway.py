@@ -1,0 +1,166 @@
+"""Blocking requests to one of several etcd endpoints, and the shapes of etcd's JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+import urllib3
+from etcd3gw import Etcd3Client
+from etcd3gw.exceptions import Etcd3Exception
+
+from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable, KeyValue, LeaseGone
+
+Json = dict[str, Any]
+
+# gRPC's codes, as the gateway puts them into the body of an error.
+_NOT_FOUND = 5
+_REFUSALS = {3, 7, 9, 12, 16}  # invalid argument, permission, precondition, unimplemented, unauthenticated
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: the path below the API's root, the body, and whether it may be sent a second time."""
+
+    path: str
+    body: Json
+    repeatable: bool
+
+
+class Gateway:
+    """Requests to whichever endpoint answers, the last good one first. For one thread at a time."""
+
+    def __init__(self, endpoints: Sequence[str], timeout_s: float) -> None:
+        """Prepare clients without connecting.
+
+        Args:
+            endpoints: URLs such as http://10.0.0.1:2379, at least one.
+            timeout_s: seconds that all attempts together may take.
+        """
+        self._clients = [_client(endpoint) for endpoint in endpoints]
+        self._attempt_s = timeout_s / len(self._clients)
+        self._preferred = 0
+
+    def call(self, request: Request, left_s: Callable[[], float]) -> Json:
+        """Send the request until an endpoint answers, as long as `left_s` says that there is time.
+
+        Raises:
+            CoordinatorUnavailable: no answer; the request may have been carried out.
+            CoordinatorRefused: the request is not acceptable.
+            LeaseGone: the lease that it names does not exist.
+        """
+        failures = []
+        for turn in range(len(self._clients)):
+            index = (self._preferred + turn) % len(self._clients)
+            client = self._clients[index]
+            patience_s = min(self._attempt_s, left_s()) / 2  # once to connect, once to read
+            if patience_s <= 0:
+                failures.append("out of time")
+                break
+            client.timeout = patience_s
+            try:
+                answer: Json = client.post(client.get_url(request.path), json=request.body)
+            except (Etcd3Exception, requests.RequestException) as error:
+                _raise_if_final(error)
+                failures.append(f"{client.base_url}: {_describe(error)}")
+                if request.repeatable or _never_sent(error):
+                    continue
+                break
+            self._preferred = index
+            return answer
+        raise CoordinatorUnavailable("; ".join(failures))
+
+    def stream(self, path: str, body: Json, idle_s: float) -> requests.Response:
+        """Open a streamed answer at the endpoint that answered last; reading it fails after `idle_s` of silence.
+
+        Raises:
+            CoordinatorUnavailable: it could not be opened.
+        """
+        client = self._clients[self._preferred]
+        try:
+            response: requests.Response = client.session.post(
+                client.get_url(path), json=body, stream=True, timeout=(self._attempt_s / 2, idle_s)
+            )
+        except requests.RequestException as error:
+            raise CoordinatorUnavailable(f"{client.base_url}: {error}") from error
+        if response.status_code != requests.codes["ok"]:
+            text = response.text
+            response.close()
+            raise CoordinatorUnavailable(f"{client.base_url}: {response.status_code} {text[:200]}")
+        return response
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.session.close()
+
+
+def _client(endpoint: str) -> Etcd3Client:
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ValueError(f"not an etcd endpoint: {endpoint!r}; wanted is http://HOST:PORT")
+    session = requests.Session()
+    session.trust_env = False  # a proxy meant for the internet must not come between the hosts of a job
+    return Etcd3Client(host=url.hostname, port=url.port or 2379, protocol=url.scheme, api_path="/v3/", session=session)
+
+
+def _raise_if_final(error: Exception) -> None:
+    """Raise what no other endpoint would answer differently."""
+    code = _details(error).get("code")
+    if code == _NOT_FOUND:
+        raise LeaseGone(_describe(error)) from error
+    if code in _REFUSALS:
+        raise CoordinatorRefused(_describe(error)) from error
+
+
+def _details(error: Exception) -> Json:
+    try:
+        details = json.loads(getattr(error, "detail_text", None) or "{}")
+    except ValueError:
+        return {}
+    return details if isinstance(details, dict) else {}
+
+
+def _describe(error: Exception) -> str:
+    text = _details(error).get("error") or getattr(error, "detail_text", None) or str(error)
+    return str(text).strip()[:300] or type(error).__name__
+
+
+def _never_sent(error: Exception) -> bool:
+    """True where there was no connection to send anything over, so that sending elsewhere can not do it twice."""
+    cause = error if isinstance(error, requests.RequestException) else error.__context__
+    if isinstance(cause, requests.ConnectTimeout):
+        return True
+    reason = getattr(cause.args[0], "reason", None) if cause is not None and cause.args else None
+    return isinstance(reason, urllib3.exceptions.NewConnectionError)
+
+
+def encode(text: str) -> str:
+    """Return text as etcd's JSON wants keys and values: base64 of its UTF-8."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def decode(text: str) -> str:
+    """Return the text of a key or value; what a stranger wrote that is not UTF-8 must not stop the reading."""
+    return base64.b64decode(text).decode(errors="replace")
+
+
+def prefix_range(prefix: str) -> Json:
+    """Return the fields that select every key beginning with `prefix`; all keys for an empty one."""
+    if not prefix:
+        return {"key": base64.b64encode(b"\0").decode(), "range_end": base64.b64encode(b"\0").decode()}
+    # The last byte of UTF-8 is never 0xff, so adding one stays a byte.
+    raw = prefix.encode()
+    return {"key": encode(prefix), "range_end": base64.b64encode(raw[:-1] + bytes([raw[-1] + 1])).decode()}
+
+
+def key_values(answer: Json) -> list[KeyValue]:
+    """Return the keys of a range answer, in the order given."""
+    return [
+        KeyValue(decode(kv["key"]), decode(kv.get("value", "")), int(kv["mod_revision"]), int(kv.get("lease", 0)))
+        for kv in answer.get("kvs", ())
+    ]
