@@ -64,7 +64,7 @@ def _first_local_batch(module: Any, strategy: Any, iterator: Any) -> Any:
 
 
 def _local_mean(tf: Any, strategy: Any, value: Any) -> Any:
-    """The mean of this host's replicas: no host is left out, since metrics are summed over all when they are updated."""
+    """The mean of this host's replicas: none is left out, since metrics are summed over all hosts when updated."""
     if not isinstance(value, tf.distribute.DistributedValues):
         return value
     return tf.reduce_mean(strategy.experimental_local_results(value), axis=0)
