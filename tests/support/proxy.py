@@ -18,7 +18,8 @@ class TcpProxy:
     """Listens on a free loopback port and forwards to `target`; its methods may be called from any thread.
 
     `cut`: connections are reset, new ones too, until `restore`. `freeze`: nothing passes, nothing is said (a
-    partition), until `restore`. `delay`: every chunk waits. `accepted` counts connections.
+    partition), until `restore`. `strand`: what is connected now never hears anything again, new connections work.
+    `delay`: every chunk waits. `accepted` counts connections.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -27,6 +28,7 @@ class TcpProxy:
         self.accepted = 0
         self._cut = False
         self._delay_s = 0.0
+        self._epoch = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -54,6 +56,9 @@ class TcpProxy:
 
     def restore(self) -> None:
         self._do(self._set_open(True))
+
+    def strand(self) -> None:
+        self._do(self._set_epoch(self._epoch + 1))
 
     def delay(self, seconds: float) -> None:
         self._do(self._set_delay(seconds))
@@ -94,6 +99,9 @@ class TcpProxy:
             self._open.set()
         else:
             self._open.clear()
+
+    async def _set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
 
     async def _set_delay(self, seconds: float) -> None:
         self._delay_s = seconds
@@ -137,8 +145,11 @@ class TcpProxy:
             self._reset(far_writer)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        epoch = self._epoch
         while data := await reader.read(_CHUNK_BYTES):
             await self._open.wait()
+            if epoch != self._epoch:
+                await self._stop.wait()
             if self._delay_s:
                 await asyncio.sleep(self._delay_s)
             writer.write(data)
