@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.imports import imports_of
 from tests.house.source import ROOT, label, python_files, run_tool, tree
 
 # A file that may do what the rest may not, beyond those named in pyproject.toml: each with the reason.
@@ -27,7 +28,8 @@ CATCH_ALL = {"runtime/keepstep/app/executor.py", "runtime/keepstep/app/cli.py"}
         "import datetime\ndatetime.datetime.now()",
         "from os import environ",
         "import os\nos.getenv('HOME')",
-        "import random",
+        "import random\nrandom.random()",
+        "from random import choice",
         "import pickle",
     ],
 )
@@ -54,6 +56,16 @@ def test_no_banned_call_hides_behind_a_comment():
 
 def test_every_grant_is_used():
     assert [name for name in GRANTED if not (ROOT / name).is_file()] == []
+
+
+def test_only_the_simulation_draws_at_random():
+    drawn = [
+        label(path, found.line)
+        for path in python_files("runtime/keepstep")
+        for found in imports_of(path)
+        if found.top == "random"
+    ]
+    assert [place for place in drawn if not place.startswith("runtime/keepstep/simulation/")] == []
 
 
 def test_only_the_boundaries_catch_everything():
