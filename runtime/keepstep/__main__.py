@@ -1,4 +1,4 @@
-"""How keepstep is run: a container's command goes to init, which stays small; whatever a person types goes to the CLI."""
+"""How keepstep is run: a container's command goes to init, which stays small; what a person types goes to the CLI."""
 
 from __future__ import annotations
 

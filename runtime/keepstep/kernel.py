@@ -45,6 +45,15 @@ def processes() -> dict[int, Process]:
     return found
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process still runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return not Process(stat.read()).zombie
+    except OSError:
+        return False
+
+
 def family(table: dict[int, Process], roots: list[int]) -> set[int]:
     """The roots and all that descends from them."""
     offspring: dict[int, list[int]] = {}

@@ -1,0 +1,21 @@
+"""Workers as processes of this host, and what they print.
+
+What lives here: starting, watching and stopping processes; the threads that pass their output on. What must never
+enter: a decision about what an exit means or what comes next. Start reading at `host.ProcessHost`.
+"""
+
+from __future__ import annotations
+
+from keepstep.adapters.processes.host import ExitStatus, ProcessHost, StopTimeout, WorkerProcess, WorkerSpec
+from keepstep.adapters.processes.output import LineQueue, LineSink, standard_sinks
+
+__all__ = [
+    "ExitStatus",
+    "LineQueue",
+    "LineSink",
+    "ProcessHost",
+    "StopTimeout",
+    "WorkerProcess",
+    "WorkerSpec",
+    "standard_sinks",
+]

@@ -1,0 +1,289 @@
+"""Workers as processes: started, watched, stopped with all they started, their output passed on.
+
+Nothing is decided here: an exit is reported once, whatever it means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from keepstep import kernel
+from keepstep.adapters.processes.output import LineSink, OutputPump, standard_sinks
+
+DRAIN_S = 2.0
+"""How long an exit waits for the worker's last output, where the reader of ours is slow."""
+STOP_S = 10.0
+"""How long a killed process may take to go: freeing a large memory takes time, a hanging driver takes for ever."""
+RETRY_S = 0.01
+"""How soon to look again where the kernel has no pidfd to wait for."""
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """One process to start.
+
+    Attributes:
+        worker_id: the name it is reported under.
+        argv: the command; the first word is searched for on PATH of `env`.
+        env: its whole environment.
+        prefix: what each line of its output begins with, as `[algo-1 rank 0] `.
+        cwd: its working directory; None for this process's own.
+        pass_fds: descriptors it inherits under their numbers.
+        oom_score_adj: how much sooner than this process the kernel is to kill it when memory runs out, up to 1000.
+    """
+
+    worker_id: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    prefix: str
+    cwd: str | None = None
+    pass_fds: tuple[int, ...] = ()
+    oom_score_adj: int = 300
+
+
+@dataclass(frozen=True)
+class ExitStatus:
+    """How a worker ended: by a code or by a signal, the other is None."""
+
+    exit_code: int | None
+    signal: int | None
+
+
+class StopTimeout(Exception):
+    """A killed process is still there: it hangs in the kernel, and runs no instruction of its own any more."""
+
+    retryable = False
+    hint = "a driver or a file system does not let the process go; the host needs a restart"
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """A worker that was started and whose exit has not been reported."""
+
+    worker_id: str
+    pid: int
+    process: subprocess.Popen[bytes] = field(repr=False)
+    pumps: tuple[OutputPump, OutputPump] = field(repr=False)
+    reported: asyncio.Future[ExitStatus] = field(repr=False)
+    pidfd: int = -1
+    undrained: int = 2
+    status: ExitStatus | None = None
+    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+    @property
+    def pgid(self) -> int:
+        """The worker leads a session and a process group of its own."""
+        return self.pid
+
+
+class ProcessHost:
+    """The workers of this agent. Everything runs in the event loop, which must be the main thread's."""
+
+    def __init__(
+        self,
+        on_exit: Callable[[str, ExitStatus], None],
+        *,
+        sinks: tuple[LineSink, LineSink] | None = None,
+        pidfd: bool | None = None,
+    ) -> None:
+        """Make a host without workers; call it in the running loop.
+
+        Args:
+            on_exit: told once of each worker's end, after its output was passed on (waited for DRAIN_S at the most).
+            sinks: where standard output and standard error of the workers go; this process's own by default.
+            pidfd: whether to watch by pidfd; found out by default. Without, this takes over SIGCHLD of the loop.
+        """
+        self._on_exit = on_exit
+        self._sinks = sinks or standard_sinks()
+        self._loop = asyncio.get_running_loop()
+        self._workers: dict[str, WorkerProcess] = {}
+        self._lingering: list[OutputPump] = []
+        self._pidfd = _has_pidfd() if pidfd is None else pidfd
+        if not self._pidfd:
+            self._loop.add_signal_handler(signal.SIGCHLD, self._look)
+
+    def start(self, spec: WorkerSpec) -> WorkerProcess:
+        """Start a worker in a session of its own.
+
+        Raises:
+            OSError: the command can not be started.
+            ValueError: a worker of this id runs already.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("a worker dies with the thread that starts it: only the main thread may")
+        if spec.worker_id in self._workers:
+            raise ValueError(f"{spec.worker_id} runs already")
+        prefix = spec.prefix.encode()
+        pumps = (OutputPump(prefix, self._sinks[0]), OutputPump(prefix, self._sinks[1]))
+        try:
+            process = subprocess.Popen(
+                spec.argv,
+                env=dict(spec.env),
+                cwd=spec.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=pumps[0].write_fd,
+                stderr=pumps[1].write_fd,
+                pass_fds=spec.pass_fds,
+                start_new_session=True,
+            )
+        finally:
+            for pump in pumps:  # where the start failed, this ends the pumps too
+                os.close(pump.write_fd)
+        worker = WorkerProcess(spec.worker_id, process.pid, process, pumps, self._loop.create_future())
+        self._workers[spec.worker_id] = worker
+        with contextlib.suppress(OSError):  # gone already, or not permitted: it is an advice to the kernel
+            with open(f"/proc/{worker.pid}/oom_score_adj", "w") as score:
+                score.write(str(spec.oom_score_adj))
+        if self._pidfd:
+            worker.pidfd = os.pidfd_open(worker.pid)
+            self._loop.add_reader(worker.pidfd, self._ended, worker)
+        return worker
+
+    def signal(self, worker_id: str, number: int) -> None:
+        """Send a signal to a worker's process group; nothing happens where it has ended."""
+        worker = self._workers.get(worker_id)
+        if worker is not None and worker.status is None:
+            kernel.kill_group(worker.pgid, number)
+
+    async def stop(self, worker_id: str, timeout_s: float = STOP_S) -> None:
+        """Kill a worker and all that descends from it; return when all are gone and the exit was reported.
+
+        A process that left the session and lost its parents is not found here: init sweeps it.
+
+        Raises:
+            StopTimeout: some of them did not go.
+        """
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        doomed: set[int] = set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                doomed = _live_kin(worker.pgid)
+                self.signal(worker_id, signal.SIGKILL)
+                while doomed:
+                    for pid in doomed:
+                        kernel.kill(pid)
+                    for pid in sorted(doomed):
+                        await self._gone(pid)
+                    doomed = _live_kin(worker.pgid)  # what they had started meanwhile
+                await asyncio.shield(worker.reported)
+        except TimeoutError as error:
+            raise StopTimeout(f"{worker_id}: {sorted(doomed)} were killed and are still there") from error
+
+    async def close(self, timeout_s: float = STOP_S) -> None:
+        """Stop every worker and the threads that pass output on, waiting `timeout_s` for each at the most.
+
+        Raises:
+            StopTimeout: some process did not go.
+        """
+        try:
+            for worker_id in list(self._workers):
+                await self.stop(worker_id, timeout_s)
+        finally:
+            for pump in self._lingering:
+                pump.close()
+            for pump in self._lingering:
+                await asyncio.to_thread(pump.join, timeout_s)
+            self._lingering.clear()
+            if not self._pidfd:
+                self._loop.remove_signal_handler(signal.SIGCHLD)
+
+    # --- exits -------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        for worker in list(self._workers.values()):
+            if worker.status is None:
+                self._ended(worker)
+
+    def _ended(self, worker: WorkerProcess) -> None:
+        """A worker may have ended: take its status, and have its last output passed on."""
+        if not _is_dead(worker.pid):
+            return
+        kernel.kill_group(worker.pgid)  # before it is reaped: until then the number is its own
+        for pid in _live_kin(worker.pgid):
+            kernel.kill(pid)
+        code = worker.process.wait()
+        worker.status = ExitStatus(code, None) if code >= 0 else ExitStatus(None, -code)
+        if worker.pidfd >= 0:
+            self._loop.remove_reader(worker.pidfd)
+            os.close(worker.pidfd)
+            worker.pidfd = -1
+        worker.timer = self._loop.call_later(DRAIN_S, self._report, worker)
+        for pump in worker.pumps:
+            pump.drain(lambda: self._in_loop(worker))
+
+    def _in_loop(self, worker: WorkerProcess) -> None:
+        """A pump's thread says that it has passed everything on."""
+        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody asks any more
+            self._loop.call_soon_threadsafe(self._drained, worker)
+
+    def _drained(self, worker: WorkerProcess) -> None:
+        worker.undrained -= 1
+        if worker.undrained == 0:
+            self._report(worker)
+
+    def _report(self, worker: WorkerProcess) -> None:
+        if worker.reported.done() or worker.status is None:
+            return
+        if worker.timer is not None:
+            worker.timer.cancel()
+        del self._workers[worker.worker_id]
+        self._lingering = [pump for pump in (*self._lingering, *worker.pumps) if not pump.join(0)]
+        worker.reported.set_result(worker.status)
+        self._on_exit(worker.worker_id, worker.status)
+
+    async def _gone(self, pid: int) -> None:
+        """Wait until a killed process has died."""
+        while not self._pidfd and kernel.is_alive(pid):
+            moment = self._loop.create_future()
+            self._loop.call_later(RETRY_S, _resolve, moment)
+            await moment
+        try:
+            fd = os.pidfd_open(pid) if self._pidfd else -1
+        except ProcessLookupError:
+            return
+        if fd < 0:
+            return
+        try:
+            gone = self._loop.create_future()
+            self._loop.add_reader(fd, _resolve, gone)
+            await gone
+        finally:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _live_kin(pgid: int) -> set[int]:
+    """Whoever is alive in a worker's session or group, and all that descends from those."""
+    table = {pid: process for pid, process in kernel.processes().items() if not process.zombie}
+    roots = [pid for pid, process in table.items() if pgid in (pid, process.session, process.group)]
+    return kernel.family(table, roots)
+
+
+def _has_pidfd() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether a child has died; it stays a zombie."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
