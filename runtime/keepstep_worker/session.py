@@ -52,7 +52,7 @@ class Session:
         """Say hello: publish the phase and tell the agent this process's id."""
         self.identity = identity
         self._wire, self._channel = wire, channel
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._phase = wires.PHASE_HELLO
         self._published = self._ring_sequence = 0
         self.entered_step = self.completed_step = self.last_step = 0
@@ -63,7 +63,7 @@ class Session:
         self._slabs = Slabs(wire, identity.generation)
         self._restore_begun_ns = time.monotonic_ns()
         self._publish()
-        self._send({"kind": "hello", "version": wires.VERSION, "pid": self._pid})
+        self._send({"kind": "hello", "version": wires.VERSION, "pid": self.pid})
 
     @classmethod
     def current(cls) -> Session | None:
@@ -75,7 +75,7 @@ class Session:
                 del os.environ[name]
             os.set_inheritable(wire_fd, False)
             _current = cls(Wire(wire_fd), Channel.from_fd(socket_fd), identities.read_identity())
-        if _current is not None and _current._pid != os.getpid():
+        if _current is not None and _current.pid != os.getpid():
             return None
         return _current
 
@@ -247,7 +247,7 @@ class Session:
     def _publish(self) -> None:
         self._published += 1
         self._wire.write_progress(Progress(
-            self._published, self.identity.generation, self._phase, self._pid, self.entered_step,
+            self._published, self.identity.generation, self._phase, self.pid, self.entered_step,
             self.completed_step, self.last_step, self.snapshot_ns, self.skipped,
         ))  # fmt: skip
 

@@ -1,0 +1,145 @@
+"""Starts the user's script as plain Python would, with the agent listening.
+
+`PYTHON -m keepstep_worker SCRIPT ARGS...` leaves no trace that a script could stumble over: sys.argv, sys.path[0], the
+namespace of `__main__`, exit codes, tracebacks and the end of the process are those of `PYTHON SCRIPT ARGS...`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import importlib.machinery
+import importlib.util
+import io
+import os
+import pkgutil
+import runpy
+import signal
+import sys
+from types import ModuleType, TracebackType
+from typing import Any
+
+from keepstep_worker import firsterror, hook, identity
+from keepstep_worker.session import Session
+
+_PR_SET_PDEATHSIG = 1
+_EXIT_USAGE = 2
+_EXIT_ORPHANED = 143
+_INSTRUMENTED = {
+    "keras.src.backend.tensorflow.trainer": "keepstep_worker.keras3",
+    "tf_keras.src.engine.training": "keepstep_worker.tfkeras",
+    "keras.src.engine.training": "keepstep_worker.tfkeras",  # Keras 2.13 to 2.15
+    "keras.engine.training": "keepstep_worker.tfkeras",  # Keras 2.12
+}
+
+
+def main() -> None:
+    """Run the script named by the command line; returns when it ends."""
+    if len(sys.argv) < 2:
+        print("usage: python -m keepstep_worker SCRIPT [ARGUMENT...]", file=sys.stderr)
+        sys.exit(_EXIT_USAGE)
+    session: Session | None = None
+    if identity.is_worker():
+        _die_with_parent(identity.read_identity().parent_pid)
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a stderr without a descriptor
+            faulthandler.enable()
+        session = Session.current()
+        if session is not None and session.identity.instrument != "off":
+            _instrument()
+    del sys.argv[0]
+    try:
+        _run(sys.argv[0])
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _report(error, session)
+        raise
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the agent ends, and go at once where that has happened already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if parent_pid and os.getppid() != parent_pid:
+        os._exit(_EXIT_ORPHANED)
+
+
+def _instrument() -> None:
+    def install(name: str) -> hook.Callback:
+        def call(module: ModuleType) -> None:
+            importlib.import_module(name).install(module)
+
+        return call
+
+    hook.PostImport(
+        {target: install(name) for target, name in _INSTRUMENTED.items() if importlib.util.find_spec(name) is not None}
+    ).install()
+
+
+def _run(script: str) -> None:
+    """Execute a script in `__main__`; a folder or an archive with a `__main__.py` as runpy does."""
+    path = os.path.abspath(script)
+    if pkgutil.get_importer(path) is not None:
+        if not _safe_path():
+            del sys.path[0]
+        runpy.run_path(path, run_name="__main__")
+        return
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        sys.exit(_EXIT_USAGE)
+    if not _safe_path():
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    namespace = _fresh_main(path)
+    exec(compile(source, path, "exec", dont_inherit=True), namespace)
+
+
+def _safe_path() -> bool:
+    return bool(getattr(sys.flags, "safe_path", False)) or bool(sys.flags.isolated)
+
+
+def _fresh_main(path: str) -> dict[str, Any]:
+    """Give `__main__` the namespace that it has at the start of a script."""
+    module = sys.modules["__main__"]
+    namespace = module.__dict__
+    builtins = namespace["__builtins__"]
+    namespace.clear()
+    namespace.update({
+        "__name__": "__main__", "__doc__": None, "__package__": None, "__spec__": None, "__annotations__": {},
+        "__builtins__": builtins, "__file__": path, "__cached__": None,
+        "__loader__": importlib.machinery.SourceFileLoader("__main__", path),
+    })  # fmt: skip
+    return namespace
+
+
+def _report(error: BaseException, session: Session | None) -> None:
+    """Write the first error, and have its traceback shown without the frames of this module."""
+    shown = sys.excepthook
+
+    def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        value.__traceback__ = _strip(value, trace)
+        shown(kind, value, value.__traceback__)
+
+    sys.excepthook = excepthook
+    if session is not None and session.identity.failure_file and os.getpid() == session.pid:
+        who = session.identity
+        step = max(session.entered_step, session.completed_step)
+        error.__traceback__ = _strip(error, error.__traceback__)
+        firsterror.write(who.failure_file, firsterror.describe(error, who.rank, who.generation, step))
+
+
+def _strip(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """Drop the frames above the script's first: runpy's and ours."""
+    own = {__file__, runpy.__file__, os.path.join(os.path.dirname(__file__), "__main__.py")}
+    rest = trace
+    while rest is not None and (
+        rest.tb_frame.f_code.co_filename in own or rest.tb_frame.f_code.co_filename == "<frozen runpy>"
+    ):
+        rest = rest.tb_next
+    if rest is None and not isinstance(error, SyntaxError):
+        return trace  # a fault of ours, not of the script
+    return rest
