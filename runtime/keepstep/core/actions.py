@@ -1,0 +1,214 @@
+"""What hands are asked to do. Imperative; immutable.
+
+An action with an `operation` is answered by an event that carries the same operation; until then it is in flight and is not
+asked for again. An action without one cannot fail in a way that the core could act upon.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from keepstep.core.records import Record, StoredObject
+
+
+class Measure(StrEnum):
+    """What is counted or observed; each is one Prometheus metric."""
+
+    RESTART = "restart"
+    RECOVERY = "recovery"
+    LOST_STEPS = "lost_steps"
+    GENERATION = "generation"
+    DURABLE_STEP = "durable_step"
+    COMMIT_S = "commit_s"
+    STORE_AVAILABLE = "store_available"
+    REPLICA_DIVERGENCE = "replica_divergence"
+
+
+@dataclass(frozen=True, slots=True)
+class GrantLease:
+    """Ask for a lease and keep renewing it until it is lost or revoked."""
+
+    operation: str
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeLease:
+    """Give the lease back, and with it every record bound to it."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a record if its key still has revision `expect` (0: is absent, -1: whatever it has).
+
+    `guard` is the revision that the leader's key must have, 0 for none: a node that is not leader any more writes nothing.
+    """
+
+    operation: str
+    record: Record
+    expect: int
+    lease: int
+    guard: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start a process; `environment` is added to what the user's script gets anyway."""
+
+    worker_id: str
+    generation: int
+    rank: int
+    command: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorker:
+    """SIGKILL to the process group: the state is in the slab."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignalWorker:
+    """Forward a signal to the worker's process group."""
+
+    worker_id: str
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOrders:
+    """Publish in the control page what the worker is to do."""
+
+    generation: int
+    hold: bool
+    drain_step: int
+    grant: int
+    snapshot_every: int
+    restore_slab: int
+    restore_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleEntered:
+    """Read the step that a held worker has entered."""
+
+    operation: str
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateSlabs:
+    """Make slabs of this size, have init keep them, and hand them to the worker."""
+
+    slabs: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandSlabs:
+    """Hand existing slabs to the worker."""
+
+    worker_id: str
+    layout: int
+    slabs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropSlabs:
+    """Forget slabs and give their memory back."""
+
+    slabs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClearSeal:
+    """Declare a slab's content void: its step was never part of the world that goes on."""
+
+    slab: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerifySlab:
+    operation: str
+    slab: int
+    step: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UploadSnapshot:
+    """Upload this rank's share of a sealed snapshot."""
+
+    operation: str
+    slab: int
+    step: int
+    size_bytes: int
+    generation: int
+    run: str
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCheckpoint:
+    """Claim HEAD for the generation, write the manifest if absent, and swap HEAD."""
+
+    operation: str
+    generation: int
+    step: int
+    run: str
+    digest: str
+    world_size: int
+    objects: tuple[StoredObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHead:
+    """Read HEAD, leaving out manifests that were found corrupt."""
+
+    operation: str
+    without: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSnapshot:
+    """Bring a committed checkpoint into a slab of its own, verified."""
+
+    operation: str
+    manifest: str
+    slab: int
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SweepStore:
+    """Delete what retention lets go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One measurement."""
+
+    measure: Measure
+    value: float
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailure:
+    """Write the failure file; cause and hint come first, since the platform shows 1,024 characters."""
+
+    text: str
+
+
+Action = (
+    GrantLease | RevokeLease | Put | StartWorker | StopWorker | SignalWorker | WriteOrders | SampleEntered
+    | AllocateSlabs | HandSlabs | DropSlabs | ClearSeal | VerifySlab | UploadSnapshot | CommitCheckpoint | ReadHead
+    | FetchSnapshot | SweepStore | Report | WriteFailure
+)

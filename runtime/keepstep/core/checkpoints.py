@@ -1,0 +1,251 @@
+"""Slabs of this host: which may be written, which is verified, uploaded, restored; and what the workers are ordered."""
+
+from __future__ import annotations
+
+from keepstep.core.actions import (
+    AllocateSlabs,
+    ClearSeal,
+    DropSlabs,
+    HandSlabs,
+    UploadSnapshot,
+    VerifySlab,
+    WriteOrders,
+)
+from keepstep.core.events import (
+    AgentStarted,
+    LayoutAnnounced,
+    SlabSeal,
+    SnapshotBad,
+    SnapshotSealed,
+    SnapshotUploaded,
+    SnapshotVerified,
+)
+from keepstep.core.reasons import Reason
+from keepstep.core.records import GenerationRecord, Phase, UploadRecord
+from keepstep.core.state import Slab, State, Turn
+
+SLABS = 3
+"""One being uploaded, one newest sealed, one being written."""
+
+NO_SLAB = -1
+_SLOTS = 8
+
+
+def on_agent_started(turn: Turn, event: AgentStarted) -> None:
+    """Take over the slabs that init kept while a former agent was dead. Nothing in them is verified yet."""
+    slabs = tuple(Slab(number, size_bytes) for number, size_bytes in event.slabs)
+    largest = max((slab.size_bytes for slab in slabs), default=0)
+    turn.set(seen_generation=event.seen_generation)
+    turn.set(slabs=slabs, next_slab=max((s.slab for s in slabs), default=-1) + 1, slab_bytes=largest)
+    reload_seals(turn, event.seals)
+
+
+def reload_seals(turn: Turn, seals: tuple[SlabSeal, ...]) -> None:
+    """Believe the control page: a slab that was granted may be torn, whole, or untouched."""
+    by_slab = {seal.slab: seal for seal in seals}
+    for slab in turn.state.slabs:
+        seal = by_slab.get(slab.slab)
+        if seal is not None and seal.size_bytes > slab.size_bytes:
+            seal = None
+        if seal != slab.seal:
+            turn.set_slab(slab.slab, seal=seal, digest="")
+
+
+def on_layout_announced(turn: Turn, event: LayoutAnnounced) -> None:
+    """The worker's state has a size now: see that there are enough slabs for it, and hand them over."""
+    if all(worker.worker_id != event.worker_id for worker in turn.state.workers):
+        turn.because(Reason.STALE_WORKER, event.worker_id)
+        return
+    turn.set(slab_bytes=event.size_bytes)
+    fitting = [slab for slab in turn.state.slabs if slab.size_bytes >= event.size_bytes]
+    missing = SLABS - len(fitting)
+    if missing > 0:
+        numbers: list[int] = []
+        for _ in range(missing):
+            number = free_slab_number(turn.state)
+            turn.set(next_slab=number + 1)
+            numbers.append(number)
+        turn.do(AllocateSlabs(tuple(numbers), event.size_bytes), Reason.SLABS_WANTED, f"{event.size_bytes} bytes")
+        turn.set(slabs=(*turn.state.slabs, *(Slab(number, event.size_bytes) for number in numbers)))
+        fitting = [slab for slab in turn.state.slabs if slab.size_bytes >= event.size_bytes]
+    turn.do(HandSlabs(event.worker_id, event.layout, tuple(slab.slab for slab in fitting)))
+
+
+def free_slab_number(state: State) -> int:
+    """The next slab number whose slot in the control page is not taken."""
+    taken = {slab.slab % _SLOTS for slab in state.slabs}
+    number = state.next_slab
+    while number % _SLOTS in taken:
+        number += 1
+    return number
+
+
+def on_snapshot_sealed(turn: Turn, event: SnapshotSealed) -> None:
+    """A slab holds a completed step."""
+    if all(worker.worker_id != event.worker_id for worker in turn.state.workers):
+        turn.because(Reason.STALE_WORKER, event.worker_id)
+        return
+    turn.set_slab(event.seal.slab, seal=event.seal, digest="")
+    turn.set(completed=max(turn.state.completed, event.seal.step))
+    turn.because(Reason.SNAPSHOT_SEALED, f"step {event.seal.step}")
+
+
+def verify(turn: Turn) -> None:
+    """Between generations, read every sealed snapshot once: only what is verified is offered for a resume."""
+    if turn.state.workers:
+        return
+    for slab in sorted(turn.state.slabs, key=lambda s: -(s.seal.step if s.seal else 0)):
+        if slab.seal is None or slab.digest or slab.busy == "upload":
+            continue
+        action = VerifySlab(
+            f"verify:{slab.slab}:{slab.seal.sequence}", slab.slab, slab.seal.step, slab.seal.size_bytes
+        )
+        if turn.attempt(action, Reason.SNAPSHOT_SEALED, f"verify step {slab.seal.step}"):
+            turn.set_slab(slab.slab, busy="verify")
+
+
+def on_snapshot_verified(turn: Turn, event: SnapshotVerified) -> None:
+    """Every byte was read; the digest stands for the replicated state."""
+    turn.landed(event.operation)
+    for slab in turn.state.slabs:
+        if slab.slab == event.slab:
+            turn.set_slab(slab.slab, busy="")
+            if slab.seal is not None and slab.seal.step == event.step:
+                turn.set_slab(slab.slab, digest=event.digest)
+                turn.because(Reason.SNAPSHOT_VERIFIED, f"step {event.step}")
+
+
+def on_snapshot_bad(turn: Turn, event: SnapshotBad) -> None:
+    """A sealed slab does not read as a snapshot: it is not offered."""
+    turn.landed(event.operation)
+    turn.set_slab(event.slab, seal=None, digest="", busy="")
+    turn.do(ClearSeal(event.slab), Reason.SNAPSHOT_BAD, f"step {event.step}: {event.detail}")
+
+
+def drop_outgrown(turn: Turn) -> None:
+    """Give back slabs that are too small for the layout, once a newer snapshot does not need them any more."""
+    state = turn.state
+    fitting = [s for s in state.slabs if s.size_bytes >= state.slab_bytes]
+    if not any(s.seal is not None for s in fitting) or not state.workers:
+        return
+    restoring = state.restore[0] if state.restore is not None and not state.workers[0].restored else NO_SLAB
+    gone = [s for s in state.slabs if s.size_bytes < state.slab_bytes and not s.busy and s.slab != restoring]
+    newest = max((s.seal.step for s in fitting if s.seal is not None), default=0)
+    gone = [s for s in gone if s.seal is None or s.seal.step < newest]
+    if gone:
+        turn.set(slabs=tuple(s for s in state.slabs if s not in gone))
+        turn.do(DropSlabs(tuple(s.slab for s in gone)))
+
+
+def choose_grant(turn: Turn) -> int:
+    """The slab the worker may write next: never the newest sealed one, nor one that is being read."""
+    state = turn.state
+    current = state.orders.grant if isinstance(state.orders, WriteOrders) else NO_SLAB
+    restoring = state.restore[0] if state.restore is not None and not state.workers[0].restored else NO_SLAB
+    sealed = [s for s in state.slabs if s.seal is not None]
+    newest = max(sealed, key=lambda s: (s.seal.step, s.seal.sequence) if s.seal else (0, 0), default=None)
+    open_slabs = [
+        s
+        for s in state.slabs
+        if s is not newest and not s.busy and s.slab != restoring and s.size_bytes >= state.slab_bytes > 0
+    ]
+    for slab in open_slabs:
+        if slab.slab == current and slab.seal is None:
+            return current
+    if not open_slabs:
+        return NO_SLAB
+    save = turn.generation.save_step if turn.generation is not None else 0
+    open_slabs = [s for s in open_slabs if not save or s.seal is None or s.seal.step != save]
+    if not open_slabs:
+        return NO_SLAB
+    best = min(open_slabs, key=lambda s: (s.seal.step if s.seal else -1, s.slab))
+    if best.seal is not None:
+        turn.set_slab(best.slab, seal=None, digest="")
+    return best.slab
+
+
+def orders_for(turn: Turn) -> WriteOrders | None:
+    """What this host's worker is to do; None while there is no worker."""
+    state, generation = turn.state, turn.generation
+    if not state.workers or generation is None or state.workers[0].stopping:
+        return None
+    worker = state.workers[0]
+    restore_slab, restore_step = state.restore if state.restore is not None else (NO_SLAB, 0)
+    return WriteOrders(
+        generation=worker.generation,
+        hold=state.held_at is not None,
+        drain_step=generation.drain_step,
+        grant=choose_grant(turn),
+        snapshot_every=generation.snapshot_every,
+        restore_slab=restore_slab,
+        restore_step=restore_step,
+    )
+
+
+# --- saving ----------------------------------------------------------------------------------------------------------
+
+
+def upload(turn: Turn) -> None:
+    """Upload this host's share of the step being saved, and say so; say also where the step was missed."""
+    state, generation = turn.state, turn.generation
+    if generation is None or not generation.save_step or generation.phase is Phase.ENDED or not turn.is_member:
+        return
+    step, number = generation.save_step, generation.number
+    if state.uploaded is not None and (state.uploaded.generation, state.uploaded.step) == (number, step):
+        seen = state.cluster.uploads.get(state.uploaded.key)
+        if seen is None or seen.record != state.uploaded:
+            turn.put(state.uploaded, Reason.UPLOAD_STARTS, "share uploaded" if state.uploaded.objects else "step missed")
+        return
+    slab = next((s for s in state.slabs if s.seal is not None and s.seal.step == step), None)
+    if slab is None or slab.seal is None:
+        if _missed(state, generation):
+            turn.set(uploaded=UploadRecord(number, step, state.job.host, "", ()))
+            upload(turn)
+        return
+    if slab.busy == "verify":
+        return
+    action = UploadSnapshot(
+        f"upload:{number}:{step}",
+        slab.slab,
+        step,
+        slab.seal.size_bytes,
+        number,
+        generation.run,
+        generation.rank_of(state.job.host),
+        len(generation.members),
+    )
+    if turn.attempt(action, Reason.UPLOAD_STARTS, f"step {step}"):
+        turn.set_slab(slab.slab, busy="upload")
+
+
+def _missed(state: State, generation: GenerationRecord) -> bool:
+    """Whether this host can not come to hold the step any more."""
+    newest = max((s.seal.step for s in state.slabs if s.seal is not None), default=0)
+    return newest > generation.save_step or (not state.workers and newest < generation.save_step)
+
+
+def on_snapshot_uploaded(turn: Turn, event: SnapshotUploaded) -> None:
+    """This host's share lies in the store."""
+    turn.landed(event.operation)
+    _release(turn)
+    record = UploadRecord(event.generation, event.step, turn.state.job.host, event.digest, event.objects)
+    if event.generation == turn.state.seen_generation:
+        turn.set(uploaded=record)
+    else:
+        turn.because(Reason.STALE_GENERATION, record.key)
+    if not turn.state.store.available:
+        turn.because(Reason.STORE_RECOVERED)
+    turn.set_store(available=True)
+
+
+def release_upload(turn: Turn, operation: str) -> None:
+    """An upload or a verification failed: its slab is not being read any more."""
+    if operation.startswith(("upload:", "verify:")):
+        _release(turn, operation.partition(":")[0])
+
+
+def _release(turn: Turn, what: str = "upload") -> None:
+    for slab in turn.state.slabs:
+        if slab.busy == what:
+            turn.set_slab(slab.slab, busy="")
+

@@ -1,0 +1,143 @@
+"""Absorbing what the coordinator says: records appear, change and vanish; what is older than what is known is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from keepstep.core.actions import Measure, Report
+from keepstep.core.events import ClusterRead, PutRefused, RecordGone, RecordPut, RecordSeen
+from keepstep.core.reasons import Reason
+from keepstep.core.records import (
+    AckRecord,
+    GenerationRecord,
+    LeaderRecord,
+    NodeRecord,
+    Phase,
+    Record,
+    RequestRecord,
+    StatusRecord,
+    UploadRecord,
+)
+from keepstep.core.state import Cluster, Recovery, Seen, Turn, evolve, known_revision
+
+_PUT_AGAIN_S = 0.05
+
+
+def on_cluster_read(turn: Turn, event: ClusterRead) -> None:
+    """Take the whole view anew: after a watch was lost nothing of the old one can be trusted."""
+    turn.set(cluster=Cluster(synced=True))
+    for record, revision in event.records:
+        _take(turn, record, revision)
+
+
+def on_record_seen(turn: Turn, event: RecordSeen) -> None:
+    """A record was written by somebody, perhaps by this node."""
+    if event.revision <= known_revision(turn.state.cluster, event.record):
+        turn.because(Reason.STALE_REVISION, event.record.key)
+        return
+    _take(turn, event.record, event.revision)
+
+
+def on_record_put(turn: Turn, event: RecordPut) -> None:
+    """This node's put succeeded: know it at once, the watch will only repeat it."""
+    turn.landed(event.operation)
+    if event.revision > known_revision(turn.state.cluster, event.record):
+        _take(turn, event.record, event.revision)
+
+
+def on_put_refused(turn: Turn, event: PutRefused) -> None:
+    """Somebody else was first; the watch will bring what they wrote."""
+    turn.landed(event.operation, turn.now + _PUT_AGAIN_S)
+    turn.because(Reason.STALE_REVISION, event.operation)
+
+
+def on_record_gone(turn: Turn, event: RecordGone) -> None:
+    """A record vanished, as leased ones do with their node."""
+    cluster, key = turn.state.cluster, event.key
+    kind, _, name = key.partition("/")
+
+    def without(records: Mapping[str, Seen[Any]], at: str) -> dict[str, Seen[Any]]:
+        return {k: seen for k, seen in records.items() if k != at or seen.revision > event.revision}
+
+    match kind:
+        case "nodes":
+            turn.set_cluster(nodes=without(cluster.nodes, name))
+        case "status":
+            turn.set_cluster(statuses=without(cluster.statuses, name))
+        case "requests":
+            turn.set_cluster(requests=without(cluster.requests, name))
+        case "acks":
+            turn.set_cluster(acks=without(cluster.acks, key))
+        case "uploads":
+            turn.set_cluster(uploads=without(cluster.uploads, key))
+        case "leader" if cluster.leader is not None and cluster.leader.revision <= event.revision:
+            turn.set_cluster(leader=None)
+        case "generation" if cluster.generation is not None and cluster.generation.revision <= event.revision:
+            turn.set_cluster(generation=None)
+        case _:
+            turn.because(Reason.STALE_REVISION, key)
+
+
+def _take(turn: Turn, record: Record, revision: int) -> None:
+    cluster = turn.state.cluster
+    match record:
+        case NodeRecord():
+            turn.set_cluster(nodes={**cluster.nodes, record.host: Seen(record, revision)})
+        case LeaderRecord():
+            turn.set_cluster(leader=Seen(record, revision))
+        case GenerationRecord():
+            _take_generation(turn, record, revision)
+        case AckRecord():
+            turn.set_cluster(acks={**cluster.acks, record.key: Seen(record, revision)})
+        case StatusRecord():
+            turn.set_cluster(statuses={**cluster.statuses, record.host: Seen(record, revision)})
+        case UploadRecord():
+            turn.set_cluster(uploads={**cluster.uploads, record.key: Seen(record, revision)})
+        case RequestRecord():
+            turn.set_cluster(requests={**cluster.requests, record.host: Seen(record, revision)})
+
+
+def _take_generation(turn: Turn, record: GenerationRecord, revision: int) -> None:
+    """Know the newest generation, and let go of what belonged to older ones."""
+    state = turn.state
+    if record.number < state.seen_generation and record.phase is not Phase.ENDED:
+        turn.because(Reason.STALE_GENERATION, f"generation {record.number}, {state.seen_generation} is known")
+        return
+    newer = record.number > state.seen_generation
+    turn.set(
+        seen_generation=max(record.number, state.seen_generation),
+        last_generation=record,
+        cluster=evolve(
+            state.cluster,
+            generation=Seen(record, revision),
+            acks={k: a for k, a in state.cluster.acks.items() if a.record.generation >= record.number},
+            uploads={k: u for k, u in state.cluster.uploads.items() if u.record.generation >= record.number},
+        ),
+    )
+    if newer:
+        turn.set(held_at=None, entered=-1, uploaded=None)
+        turn.set_store(head_known=False)
+    if record.failures and state.recovery is None and record.phase is not Phase.ENDED:
+        turn.set(recovery=Recovery(fault_at=min(f.at for f in record.failures), learnt_at=turn.now))
+    old = state.last_generation
+    fresh = old is None or old.number != record.number or old.phase is not Phase.READY
+    if record.phase is Phase.READY and fresh:
+        _take_ready(turn, record)
+    if old is None or old.durable_step != record.durable_step:
+        turn.do(Report(Measure.DURABLE_STEP, record.durable_step))
+
+
+def _take_ready(turn: Turn, record: GenerationRecord) -> None:
+    """The world is fixed: what went wrong before it is accounted for."""
+    state = turn.state
+    turn.set(ready_at=turn.now)
+    turn.do(Report(Measure.GENERATION, record.number))
+    if record.root is not None:
+        turn.do(Report(Measure.RESTART, 1, record.root.cause.value))
+        turn.do(Report(Measure.LOST_STEPS, record.lost_steps))
+    if state.failure is not None and state.failure_generation < record.number:
+        turn.set(failure=None)
+    if state.recovery is not None and not state.recovery.ready_at:
+        turn.set(recovery=evolve(state.recovery, ready_at=turn.now))

@@ -1,0 +1,269 @@
+"""What the leader does: propose the next generation, settle it, steer it while it trains, end it.
+
+Each function looks at what is and puts the one record that is missing. The order of the rules in `lead` is the protocol:
+propose when the world is broken, settle when all members have acknowledged, steer while all is well.
+"""
+
+from __future__ import annotations
+
+from keepstep.core import saving
+from keepstep.core.actions import ReadHead
+from keepstep.core.causes import FailureCause
+from keepstep.core.events import HeadRead
+from keepstep.core.membership import all_present, present_members
+from keepstep.core.reasons import Reason
+from keepstep.core.records import (
+    AckRecord,
+    Failure,
+    GenerationRecord,
+    Phase,
+    Placement,
+    Resume,
+    Standing,
+)
+from keepstep.core.restarts import describe, judge, root_cause
+from keepstep.core.state import Turn, evolve
+from keepstep.core.world import common_held, end, statuses_of
+from keepstep.errors import ExitCode
+
+FIRST_SNAPSHOT_EVERY = 8
+"""Steps between snapshots until their cost is measured, where the policy leaves it to keepstep."""
+
+
+def lead(turn: Turn) -> None:
+    """The leader's part; nothing for anybody else."""
+    if not turn.leads:
+        return
+    generation = turn.generation
+    if generation is None or (generation.phase is Phase.ENDED and not turn.is_member):
+        _propose_first(turn, generation)
+    elif generation.phase is Phase.FORMING:
+        if generation.members != present_members(turn):
+            _propose(turn, generation, Reason.MEMBERSHIP_CHANGED)
+        else:
+            _settle(turn, generation)
+    elif generation.phase is Phase.READY:
+        broken = why_broken(turn, generation)
+        if broken is not None:
+            _propose(turn, generation, broken)
+        else:
+            saving.steer(turn, generation)
+
+
+def on_head_read(turn: Turn, event: HeadRead) -> None:
+    """HEAD was read for the generation that is forming."""
+    turn.landed(event.operation)
+    if not turn.state.store.available:
+        turn.because(Reason.STORE_RECOVERED)
+    turn.set_store(head=event.head, head_known=True, available=True)
+
+
+
+def why_broken(turn: Turn, generation: GenerationRecord) -> Reason | None:
+    """Why a ready generation can not go on; None while it can."""
+    nodes = turn.state.cluster.nodes
+    for member in generation.members:
+        if member.host not in nodes:
+            return Reason.NODE_LOST
+        if nodes[member.host].record.node_id != member.node_id:
+            return Reason.NODE_REPLACED
+    statuses = statuses_of(turn, generation)
+    if any(status.standing is Standing.FAILED for status in statuses.values()):
+        return Reason.WORKER_FAILED
+    if saving.drain_is_late(turn, generation):
+        return Reason.DRAIN_TOO_SLOW
+    return None
+
+
+def failures_seen(turn: Turn, generation: GenerationRecord) -> tuple[Failure, ...]:
+    """What broke this generation, or, while it was still forming, what had broken the one before; one per host and kind."""
+    found = list(generation.failures) if generation.phase is Phase.FORMING else []
+    statuses = statuses_of(turn, generation)
+    found += [status.failure for status in statuses.values() if status.failure is not None]
+    if generation.phase is Phase.READY:
+        nodes = turn.state.cluster.nodes
+        for rank, member in enumerate(generation.members):
+            step = statuses[member.host].step if member.host in statuses else 0
+            if member.host not in nodes:
+                found.append(Failure(FailureCause.HOST_LOST, member.host, turn.now, rank, step))
+            elif nodes[member.host].record.node_id != member.node_id:
+                found.append(Failure(FailureCause.AGENT_LOST, member.host, turn.now, rank, step))
+    unique: dict[tuple[str, FailureCause], Failure] = {}
+    for failure in found:
+        unique.setdefault((failure.host, failure.cause), failure)
+    return tuple(unique.values())
+
+
+def _next_number(turn: Turn, generation: GenerationRecord | None) -> int:
+    """One more than anything that anybody, HEAD included, has ever seen."""
+    state = turn.state
+    seen = [node.record.seen_generation for node in state.cluster.nodes.values()]
+    head = state.store.head.generation if state.store.head is not None else 0
+    last = generation.number if generation is not None else 0
+    return max(state.seen_generation, head, last, *seen, 0) + 1
+
+
+def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
+    """The first generation of this run, or of an etcd that lost its data: all hosts, numbered above HEAD's."""
+    state = turn.state
+    if turn.interrupted or not all_present(turn) or not know_head(turn):
+        return
+    base = state.last_generation
+    if base is None or (ended is not None and base.number <= ended.number) or base.phase is Phase.ENDED:
+        base = GenerationRecord(0, Phase.FORMING, state.job.node_id, ())
+    failures = (state.failure,) if state.failure is not None else ()
+    record = GenerationRecord(
+        number=_next_number(turn, ended),
+        phase=Phase.FORMING,
+        leader=state.job.node_id,
+        members=present_members(turn),
+        failures=failures,
+        snapshot_every=base.snapshot_every or first_snapshot_every(turn),
+        run=base.run or state.job.run,
+        durable_step=state.store.head.step if state.store.head is not None else 0,
+        ledger=base.ledger,
+        restarts=base.restarts,
+    )
+    turn.put(record, Reason.FIRST_GENERATION, f"generation {record.number}")
+
+
+def first_snapshot_every(turn: Turn) -> int:
+    """The policy's steps between snapshots, or where to begin until their cost is measured."""
+    every: int | None = turn.state.policy.snapshot_every_steps
+    return FIRST_SNAPSHOT_EVERY if every is None else every
+
+
+def _propose(turn: Turn, old: GenerationRecord, reason: Reason) -> None:
+    """A new generation of whoever is there, so that all stop what is older; it becomes ready once all hosts are."""
+    members = present_members(turn)
+    if not members:
+        return
+    record = evolve(
+        old,
+        number=_next_number(turn, old),
+        phase=Phase.FORMING,
+        leader=turn.state.job.node_id,
+        members=members,
+        failures=failures_seen(turn, old),
+        ranks=(),
+        drain_step=0,
+        save_step=0,
+        root=None,
+        lost_steps=0,
+    )
+    turn.put(record, reason, f"generation {record.number}, {len(members)} of {len(turn.state.job.hosts)} hosts")
+
+
+def _settle(turn: Turn, generation: GenerationRecord) -> None:
+    """All members acknowledged: judge what happened, agree on the resume step, and let the world start."""
+    acks = [turn.state.cluster.acks.get(f"acks/{generation.number}/{m.host}") for m in generation.members]
+    if any(ack is None for ack in acks):
+        return
+    records = [ack.record for ack in acks if ack is not None]
+    if turn.interrupted:
+        saving.salvage(turn, generation, records)
+        return
+    if not all_present(turn):
+        turn.because(Reason.WAITING_FOR_HOSTS)
+        return
+    failures = _merged(generation.failures, records)
+    root = root_cause(failures)
+    verdict = judge(turn.state.policy, generation, root, turn.now)
+    if not verdict.restart and root is not None:
+        end(turn, generation, verdict.exit_code, f"{verdict.reason.value}: {describe(root)}", verdict.reason, root)
+        return
+    if turn.now < verdict.not_before:
+        turn.wake(verdict.not_before)
+        turn.because(Reason.BACKING_OFF)
+        return
+    corrupt = {manifest for ack in records for manifest in ack.corrupt}
+    if corrupt - set(turn.state.store.corrupt):
+        turn.set_store(corrupt=tuple(sorted(corrupt | set(turn.state.store.corrupt))), head_known=False)
+    held = common_held(records)
+    if not know_head(turn) and not (held and not turn.state.store.available):
+        return
+    resume, reason = choose_resume(turn, held)
+    ranks = tuple(
+        Placement(rank, ack.host, turn.state.cluster.nodes[ack.host].record.address, ack.port)
+        for rank, ack in enumerate(records)
+    )
+    start = 0 if resume is None else resume.step
+    ready = evolve(
+        generation,
+        phase=Phase.READY,
+        failures=failures,
+        ranks=ranks,
+        resume=resume,
+        lost_steps=max(0, max(ack.completed for ack in records) - start) if root is not None else 0,
+        ledger=verdict.ledger,
+        restarts=generation.restarts + (1 if root is not None else 0),
+        root=root,
+    )
+    turn.because(reason)
+    turn.put(ready, Reason.WORLD_STARTS, f"generation {ready.number} at step {start}")
+
+
+def _merged(failures: tuple[Failure, ...], acks: list[AckRecord]) -> tuple[Failure, ...]:
+    """What was known, and what the members say of their own workers."""
+    unique = {(failure.host, failure.cause): failure for failure in failures}
+    for ack in acks:
+        if ack.failure is not None:
+            unique.setdefault((ack.failure.host, ack.failure.cause), ack.failure)
+    return tuple(unique.values())
+
+
+
+def choose_resume(turn: Turn, held: Resume | None) -> tuple[Resume | None, Reason]:
+    """The newest state there is: in every slab, or in the store."""
+    head = turn.state.store.head
+    stored = Resume(head.step, head.digest, head.manifest) if head is not None and head.manifest else None
+    if held is not None and (stored is None or held.step >= stored.step):
+        return held, Reason.RESUME_FROM_SLABS
+    if stored is not None:
+        return stored, Reason.RESUME_FROM_STORE
+    return None, Reason.FRESH_START
+
+
+def know_head(turn: Turn) -> bool:
+    """Whether HEAD is known for the generation at hand; asks for it where it is not."""
+    state = turn.state
+    if not state.job.has_store or state.store.head_known:
+        return True
+    failing_s = turn.now - state.store.failing_since if state.store.failing_since is not None else 0.0
+    if failing_s > state.policy.elastic.wait_for_return and not any(slab.seal for slab in state.slabs):
+        turn.leave(ExitCode.STORE_REFUSED, f"the store can not be read for {failing_s:.0f} s", Reason.STORE_UNAVAILABLE)
+        return False
+    turn.attempt(ReadHead("head", state.store.corrupt), Reason.HEAD_WANTED)
+    return False
+
+
+
+def give_up_waiting(turn: Turn) -> None:
+    """Hosts are missing for too long: try again elsewhere."""
+    state, generation = turn.state, turn.generation
+    if generation is not None and generation.phase is Phase.ENDED and turn.is_member:
+        return
+    if turn.has_lease and all_present(turn):
+        if state.short_since is not None:
+            turn.set(short_since=None)
+        return
+    if state.short_since is None:
+        turn.set(short_since=turn.now)
+        state = turn.state
+    since = state.short_since if state.short_since is not None else turn.now
+    limit_s = FIRST_ARRIVAL_S if state.seen_generation == 0 else state.policy.elastic.wait_for_return
+    if turn.now < since + limit_s:
+        turn.wake(since + limit_s)
+        return
+    missing = [host for host in state.job.hosts if host not in state.cluster.nodes]
+    text = f"hosts missing for {limit_s:.0f} s: {', '.join(missing) or 'the coordinator'}"
+    if turn.leads and generation is not None:
+        end(turn, generation, ExitCode.TOO_FEW_HOSTS, text, Reason.HOSTS_MISSING)
+    if turn.now >= since + limit_s + 10.0 or generation is None or not turn.has_lease:
+        turn.leave(ExitCode.TOO_FEW_HOSTS, text, Reason.HOSTS_MISSING)
+    else:
+        turn.wake(since + limit_s + 10.0)
+
+
+FIRST_ARRIVAL_S = 900.0
+"""How long hosts may take to appear at first; the platform's own toolkit waits as long for their names to resolve."""

@@ -1,0 +1,51 @@
+"""What is known of the job at start and never changes while the node lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """One node's view of its job.
+
+    Attributes:
+        name: the job's name; the prefix of its keys in etcd and in the store.
+        host: this host's name, one of `hosts`.
+        hosts: every host of the job, in natural order.
+        node_id: this incarnation of the supervisor: host and boot nonce, never used twice.
+        boot: how often this host's agent was started before, 0 at first.
+        address: where other hosts reach this one's workers.
+        port_base: first of `PORT_SPAN` ports that the workers of successive generations listen on in turn.
+        run: nonce of this run, part of object names in the store.
+        strategy: plain, mirrored or multi_worker; `auto` is resolved before the core sees it.
+        python: the user's interpreter.
+        script: path of the user's script.
+        arguments: the script's arguments.
+        has_store: whether checkpoints are committed anywhere.
+        keeps_etcd: whether this host runs the etcd member, and so must be the last to leave.
+    """
+
+    name: str
+    host: str
+    hosts: tuple[str, ...]
+    node_id: str
+    boot: int
+    address: str
+    port_base: int
+    run: str
+    strategy: str
+    python: str
+    script: str
+    arguments: tuple[str, ...]
+    has_store: bool
+    keeps_etcd: bool
+
+
+PORT_SPAN = 500
+"""Successive generations walk through this many ports, so that no two that overlap in time share one."""
+
+
+def port_of(job: JobSpec, generation: int) -> int:
+    """The port this host's worker listens on in `generation`."""
+    return job.port_base + generation % PORT_SPAN

@@ -1,0 +1,117 @@
+"""The lease, the node's own record, the leader's key, and the acknowledgement of a new generation."""
+
+from __future__ import annotations
+
+from keepstep.core.actions import GrantLease
+from keepstep.core.causes import FailureCause
+from keepstep.core.events import LeaseGranted, LeaseLost, LeaseRenewed
+from keepstep.core.job import port_of
+from keepstep.core.reasons import Reason
+from keepstep.core.records import AckRecord, Failure, Held, LeaderRecord, Member, NodeRecord, Phase
+from keepstep.core.state import Lease, Turn, evolve
+
+
+def on_lease_granted(turn: Turn, event: LeaseGranted) -> None:
+    """The right to act begins."""
+    turn.landed("lease")
+    turn.set(lease=Lease(event.lease, event.deadline))
+    turn.because(Reason.LEASE_GRANTED)
+
+
+def on_lease_renewed(turn: Turn, event: LeaseRenewed) -> None:
+    """The right to act goes on, unless it had lapsed: a lapsed lease is never taken up again."""
+    lease = turn.state.lease
+    if lease is not None and lease.lease == event.lease and turn.now < lease.deadline:
+        turn.set(lease=Lease(event.lease, max(event.deadline, lease.deadline)))
+
+
+def on_lease_lost(turn: Turn, event: LeaseLost) -> None:
+    """The coordinator no longer knows the lease."""
+    if turn.state.lease is not None and turn.state.lease.lease == event.lease:
+        _fence(turn)
+
+
+def keep_lease(turn: Turn) -> None:
+    """Fence when the lease lapsed; ask for one where there is none."""
+    lease = turn.state.lease
+    if lease is not None and turn.now >= lease.deadline:
+        _fence(turn)
+    if turn.state.lease is None:
+        ttl_s = turn.state.policy.coordination.lease
+        turn.attempt(GrantLease("lease", ttl_s), Reason.LEASE_WANTED)
+    elif lease is not None:
+        turn.wake(lease.deadline)
+
+
+def _fence(turn: Turn) -> None:
+    """Give up the right to act. Workers stop in this same turn, since they are bound to it."""
+    state = turn.state
+    turn.set(lease=None, flight={k: at for k, at in state.flight.items() if not k.startswith("put:")})
+    turn.because(Reason.LEASE_EXPIRED)
+    alive = [w for w in state.workers if not w.stopping]
+    if alive and state.failure is None:
+        failure = Failure(FailureCause.LEASE_LOST, state.job.host, turn.now, alive[0].rank, alive[0].entered)
+        turn.set(failure=failure, failure_generation=alive[0].generation)
+
+
+def register(turn: Turn) -> None:
+    """Have this incarnation's record stand under the node's key."""
+    state = turn.state
+    if state.lease is None or not state.cluster.synced or is_registered(turn):
+        return
+    record = NodeRecord(
+        state.job.host, state.job.node_id, state.job.address, state.lease.lease, state.seen_generation
+    )
+    turn.put(record, Reason.NODE_REGISTERS)
+
+
+def is_registered(turn: Turn) -> bool:
+    """Whether the others see this incarnation, under the lease it holds now."""
+    state = turn.state
+    seen = state.cluster.nodes.get(state.job.host)
+    if seen is None or state.lease is None or not turn.has_lease:
+        return False
+    return (seen.record.node_id, seen.record.lease) == (state.job.node_id, state.lease.lease)
+
+
+def claim_leadership(turn: Turn) -> None:
+    """Take the leader's key where nobody has it."""
+    state = turn.state
+    if state.cluster.leader is None and state.cluster.synced and is_registered(turn):
+        turn.put(LeaderRecord(state.job.host, state.job.node_id), Reason.LEADER_WANTED)
+
+
+def present_members(turn: Turn) -> tuple[Member, ...]:
+    """The nodes that are there, in rank order (the job's natural order of hosts)."""
+    nodes = turn.state.cluster.nodes
+    return tuple(Member(host, nodes[host].record.node_id) for host in turn.state.job.hosts if host in nodes)
+
+
+def all_present(turn: Turn) -> bool:
+    """Whether every host of the job has a node."""
+    return len(present_members(turn)) == len(turn.state.job.hosts)
+
+
+def acknowledge(turn: Turn) -> None:
+    """Once no worker is left and every sealed snapshot is verified, say so to the leader."""
+    state, generation = turn.state, turn.generation
+    if generation is None or generation.phase is not Phase.FORMING or not turn.is_member or state.workers:
+        return
+    if state.recovery is not None and not state.recovery.stopped_at:
+        turn.set(recovery=evolve(state.recovery, stopped_at=turn.now))
+    if not is_registered(turn) or any(slab.seal is not None and not slab.digest for slab in state.slabs):
+        return
+    held = sorted({(s.seal.step, s.digest) for s in state.slabs if s.seal is not None}, reverse=True)
+    ack = AckRecord(
+        generation.number,
+        state.job.host,
+        state.job.node_id,
+        port_of(state.job, generation.number),
+        state.completed,
+        tuple(Held(step, digest) for step, digest in held),
+        state.failure,
+        state.store.corrupt,
+    )
+    seen = state.cluster.acks.get(ack.key)
+    if seen is None or seen.record != ack:
+        turn.put(ack, Reason.READY_TO_JOIN, f"generation {generation.number}, holds {[step for step, _ in held]}")

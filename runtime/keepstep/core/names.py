@@ -1,0 +1,24 @@
+"""Order and spelling of names."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+def natural_key(host: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key under which `algo-2` comes before `algo-10`."""
+    return tuple((1, int(part), "") if part.isdigit() else (0, 0, part) for part in _DIGITS.split(host))
+
+
+def in_natural_order(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """The hosts sorted by `natural_key`."""
+    return tuple(sorted(hosts, key=natural_key))
+
+
+def jitter_ratio(*parts: object) -> float:
+    """A number in [0, 1) that depends on `parts` alone, so that a replay jitters as the original did."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64

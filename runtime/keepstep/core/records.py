@@ -1,0 +1,276 @@
+"""What nodes tell each other: the values under `/keepstep/<job>/` in the coordinator.
+
+Every record knows its own key. All are immutable; a change is a new record put over the old one by compare-and-swap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from keepstep.core.causes import FailureCause
+
+
+class Phase(StrEnum):
+    """Where a generation stands."""
+
+    FORMING = "forming"
+    """Members stop what is older and acknowledge."""
+    READY = "ready"
+    """Ranks, ports and the resume step are fixed; members train."""
+    ENDED = "ended"
+    """The job is over; members leave."""
+
+
+class Standing(StrEnum):
+    """Where one host's worker stands within a generation."""
+
+    RUNNING = "running"
+    FAILED = "failed"
+    DONE = "done"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A snapshot that a host holds sealed and verified: completed step, digest of the replicated state."""
+
+    step: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One observed failure.
+
+    Attributes:
+        at: unix seconds at which it was observed, or at which the exception was raised where that is known.
+        rank: rank of the worker, -1 where no worker is to blame.
+        step: step the worker had entered.
+        victim: the error follows from another worker's death.
+    """
+
+    cause: FailureCause
+    host: str
+    at: float
+    rank: int = -1
+    step: int = 0
+    exit_code: int | None = None
+    signal: int | None = None
+    error_type: str = ""
+    message: str = ""
+    victim: bool = False
+
+    @property
+    def signature(self) -> str:
+        """Equal for two failures that are the same failure happening again."""
+        return f"{self.cause.value}:{self.error_type}:{self.exit_code}:{self.signal}:{self.message[:80]}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node that is there; bound to its lease, and naming it: after a lapse the record must be put anew, since the old one
+    vanishes with the old lease although it reads the same.
+
+    `seen_generation` is the newest generation the node knows of: an etcd that lost its data must not make numbers repeat.
+    """
+
+    host: str
+    node_id: str
+    address: str
+    lease: int
+    seen_generation: int = 0
+
+    @property
+    def key(self) -> str:
+        return f"nodes/{self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRecord:
+    """The node that proposes; bound to its lease."""
+
+    host: str
+    node_id: str
+    key: str = "leader"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of a generation."""
+
+    host: str
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The one state that all members of a generation start from. `manifest` is empty where slabs hold it."""
+
+    step: int
+    digest: str
+    manifest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a rank runs, and the address its worker listens on."""
+
+    rank: int
+    host: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """A failure that was charged to the restart budget: unix seconds, signature, step."""
+
+    at: float
+    cause: FailureCause
+    signature: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRecord:
+    """The world: who is in it, where it starts from, where it is to stop.
+
+    Attributes:
+        number: the fencing number; grows by one with each rendezvous.
+        members: in rank order.
+        failures: what happened since the last generation that trained; decides between restart and stop.
+        lost_steps: steps that this generation executes again.
+        snapshot_every: steps between snapshots.
+        drain_step: the last step to execute; 0 while none is agreed.
+        save_step: the step whose snapshot every member is to upload; 0 for none.
+        durable_step: newest step committed to the store.
+        ledger: failures within the budget's window.
+        restarts: restarts of this job, planned ones left out.
+        run: nonce of the run, part of object names in the store.
+        root: the failure that came first.
+        exit_code: set when the job has ended.
+        verdict: why it ended, for people.
+    """
+
+    number: int
+    phase: Phase
+    leader: str
+    members: tuple[Member, ...]
+    failures: tuple[Failure, ...] = ()
+    ranks: tuple[Placement, ...] = ()
+    resume: Resume | None = None
+    lost_steps: int = 0
+    snapshot_every: int = 0
+    drain_step: int = 0
+    save_step: int = 0
+    durable_step: int = 0
+    ledger: tuple[LedgerEntry, ...] = ()
+    restarts: int = 0
+    run: str = ""
+    exit_code: int | None = None
+    verdict: str = ""
+    root: Failure | None = None
+    key: str = "generation"
+
+    def has(self, node_id: str) -> bool:
+        """Whether this incarnation of a node is a member."""
+        return any(member.node_id == node_id for member in self.members)
+
+    def rank_of(self, host: str) -> int:
+        """The host's rank, -1 for a host that is not a member."""
+        return next((rank for rank, member in enumerate(self.members) if member.host == host), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class AckRecord:
+    """A member has no worker of an older generation left, and says what it holds; bound to its lease.
+
+    `completed` is the newest step its worker completed; `corrupt` names manifests that did not read back.
+    """
+
+    generation: int
+    host: str
+    node_id: str
+    port: int
+    completed: int = 0
+    held: tuple[Held, ...] = ()
+    failure: Failure | None = None
+    corrupt: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return f"acks/{self.generation}/{self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRecord:
+    """How a member is doing within a generation; bound to its lease.
+
+    Attributes:
+        entered: the step its worker has entered, answered once `hold` is set; -1 before.
+        step: newest completed step, refreshed about once a second.
+        sealed: newest step that is sealed in a slab.
+        snapshot_cost_ratio: time of the last snapshot over the time of a step, 0 where unknown.
+    """
+
+    host: str
+    node_id: str
+    generation: int
+    standing: Standing
+    failure: Failure | None = None
+    entered: int = -1
+    step: int = 0
+    sealed: int = 0
+    snapshot_cost_ratio: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return f"status/{self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One object of a checkpoint in the store; `offset` is its place within the replicated region."""
+
+    key: str
+    kind: str
+    rank: int
+    offset: int
+    size_bytes: int
+    crc32c: str
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRecord:
+    """A member's share of a checkpoint lies in the store."""
+
+    generation: int
+    step: int
+    host: str
+    digest: str
+    objects: tuple[StoredObject, ...]
+
+    @property
+    def key(self) -> str:
+        return f"uploads/{self.generation}/{self.step}/{self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """A wish addressed to the leader: the platform takes `host` away at `deadline` (unix seconds). Bound to a lease."""
+
+    host: str
+    source: str
+    at: float
+    deadline: float
+
+    @property
+    def key(self) -> str:
+        return f"requests/{self.host}"
+
+
+Record = NodeRecord | LeaderRecord | GenerationRecord | AckRecord | StatusRecord | UploadRecord | RequestRecord
+
+LEASED = (NodeRecord, LeaderRecord, AckRecord, StatusRecord, RequestRecord)
+"""Records that vanish with their node's lease."""

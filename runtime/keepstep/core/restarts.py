@@ -1,0 +1,129 @@
+"""What a failure was, which one of several was first, and whether training may go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from keepstep.core.causes import FailureCause
+from keepstep.core.events import WorkerExited
+from keepstep.core.policy import Policy
+from keepstep.core.reasons import Reason
+from keepstep.core.records import Failure, GenerationRecord, LedgerEntry
+from keepstep.errors import ExitCode
+
+_EXIT_CODES = {
+    FailureCause.HOST_LOST: ExitCode.TOO_FEW_HOSTS,
+    FailureCause.LEASE_LOST: ExitCode.TOO_FEW_HOSTS,
+    FailureCause.STORE: ExitCode.STORE_REFUSED,
+    FailureCause.GPU_FAULT: ExitCode.HARDWARE,
+}
+
+_OF_THE_PLATFORM = frozenset(
+    {FailureCause.AGENT_LOST, FailureCause.HOST_LOST, FailureCause.LEASE_LOST, FailureCause.STORE}
+)
+"""Causes that say nothing about the script: happening twice at one step, they are no crash loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether to restart, why, and what it costs.
+
+    Attributes:
+        restart: False ends the job with `exit_code`.
+        ledger: the failures charged from now on.
+        not_before: unix seconds before which the next generation must not start.
+    """
+
+    restart: bool
+    reason: Reason
+    ledger: tuple[LedgerEntry, ...]
+    not_before: float = 0.0
+    exit_code: int = 0
+
+
+def classify_exit(host: str, rank: int, event: WorkerExited) -> Failure:
+    """The failure that an unplanned exit is."""
+    error = event.error
+    if error is not None and error.victim:
+        cause = FailureCause.PEER
+    elif event.out_of_memory:
+        cause = FailureCause.OUT_OF_MEMORY
+    elif event.signal is not None:
+        cause = FailureCause.KILLED
+    else:
+        cause = FailureCause.USER_CODE
+    return Failure(
+        cause,
+        host,
+        event.at if error is None else min(error.at, event.at),
+        rank,
+        max(event.entered, event.completed),
+        event.exit_code,
+        event.signal,
+        "" if error is None else error.error_type,
+        "" if error is None else error.message,
+        error is not None and error.victim,
+    )
+
+
+def root_cause(failures: Sequence[Failure]) -> Failure | None:
+    """The first failure by time that does not follow from another one; the first of all where each seems to."""
+    if not failures:
+        return None
+    culprits = [failure for failure in failures if not failure.victim]
+    return min(culprits or failures, key=lambda failure: failure.at)
+
+
+def exit_code_of(failure: Failure) -> int:
+    """The container's exit code where this failure ends the job: the worker's own, 128+signal, or keepstep's."""
+    if failure.exit_code:
+        return failure.exit_code
+    if failure.signal is not None:
+        return 128 + failure.signal
+    return int(_EXIT_CODES.get(failure.cause, ExitCode.BUG))
+
+
+def judge(policy: Policy, generation: GenerationRecord, root: Failure | None, now: float) -> Verdict:
+    """Restart or stop, by the first matching response of the policy and by the budget.
+
+    A restart without a failure is a planned one and costs nothing.
+    """
+    window_s = policy.restart.budget.window_s
+    ledger = tuple(entry for entry in generation.ledger if entry.at > now - window_s)
+    if root is None:
+        return Verdict(True, Reason.RESTART_ALLOWED, ledger)
+    code = exit_code_of(root)
+    response = policy.response_to(root.cause, root.exit_code)
+    if response == "exit":
+        return Verdict(False, Reason.POLICY_STOPS, ledger, exit_code=int(_EXIT_CODES.get(root.cause, ExitCode.HARDWARE)))
+    if response == "stop":
+        return Verdict(False, Reason.POLICY_STOPS, ledger, exit_code=code)
+    same = sum(1 for e in ledger if e.signature == root.signature and e.step == root.step)
+    if root.cause not in _OF_THE_PLATFORM and same + 1 >= policy.restart.same_step:
+        return Verdict(False, Reason.SAME_STEP_AGAIN, ledger, exit_code=code)
+    if len(ledger) >= policy.restart.budget.count:
+        return Verdict(False, Reason.BUDGET_SPENT, ledger, exit_code=code)
+    if generation.restarts >= policy.restart.ceiling:
+        return Verdict(False, Reason.CEILING_REACHED, ledger, exit_code=code)
+    wait_s = backoff_s(policy, len(ledger))
+    charged = (*ledger, LedgerEntry(root.at, root.cause, root.signature, root.step))
+    return Verdict(True, Reason.RESTART_ALLOWED, charged, root.at + wait_s)
+
+
+def backoff_s(policy: Policy, failures: int) -> float:
+    """Seconds to wait after a failure, doubled for each one before it within the window."""
+    first_s, max_s = policy.restart.backoff.first, policy.restart.backoff.max
+    return min(max_s, first_s * 2.0 ** min(failures, 30))
+
+
+def describe(failure: Failure) -> str:
+    """One line for people: cause, where, when in training, what it said."""
+    where = f"{failure.host} rank {failure.rank}" if failure.rank >= 0 else failure.host
+    how = ""
+    if failure.signal is not None:
+        how = f" by signal {failure.signal}"
+    elif failure.exit_code is not None:
+        how = f" with exit code {failure.exit_code}"
+    error = f": {failure.error_type}: {failure.message}" if failure.error_type else ""
+    return f"{failure.cause.value} on {where} at step {failure.step}{how}{error}"

@@ -1,0 +1,239 @@
+"""What the leader does while a generation trains: agree on what to save, commit it, drain on an interruption, finish."""
+
+from __future__ import annotations
+
+from keepstep.core.actions import CommitCheckpoint, Measure, Report, SweepStore
+from keepstep.core.events import CheckpointCommitted, CommitRefused, Head
+from keepstep.core.reasons import Reason
+from keepstep.core.records import AckRecord, GenerationRecord, Standing, StatusRecord, UploadRecord
+from keepstep.core.state import Turn, evolve
+from keepstep.core.world import common_held, end, saved_text, statuses_of
+from keepstep.errors import ExitCode
+
+STALL_RATIO_MAX = 0.01
+"""Snapshots may keep training waiting for this share of its time."""
+
+_COMMIT_DUTY_MAX = 0.05
+_COMMIT_EVERY_MIN_S = 10.0
+_DRAIN_SHARE = 0.4
+
+
+def steer(turn: Turn, generation: GenerationRecord) -> None:
+    """All members train: finish, drain, or keep the cadence of checkpoints."""
+    statuses = statuses_of(turn, generation)
+    commit(turn, generation)
+    durable = durable_step(turn, generation)
+    if durable != generation.durable_step:
+        saved = generation.save_step <= durable
+        step = 0 if saved and not generation.drain_step else generation.save_step
+        turn.put(evolve(generation, durable_step=durable, save_step=step), Reason.CHECKPOINT_COMMITTED, f"step {durable}")
+        return
+    if len(statuses) == len(generation.members) and all(s.standing is Standing.DONE for s in statuses.values()):
+        _finish(turn, generation, statuses)
+    elif turn.interrupted:
+        _drain(turn, generation, statuses)
+    else:
+        _keep_cadence(turn, generation, statuses)
+
+
+def durable_step(turn: Turn, generation: GenerationRecord) -> int:
+    """The newest committed step, as far as the leader knows."""
+    head = turn.state.store.head
+    return max(generation.durable_step, head.step if head is not None else 0)
+
+
+def _finish(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> None:
+    """Every worker exited with 0: commit the last snapshot, then end the job."""
+    last = min(status.sealed for status in statuses.values())
+    if turn.state.job.has_store and last > generation.durable_step and not _gave_up_saving(turn):
+        _save(turn, generation, last)
+        return
+    end(turn, generation, ExitCode.DONE, "done", Reason.JOB_DONE)
+
+
+def _gave_up_saving(turn: Turn) -> bool:
+    """The store takes nothing, and the grace that an interruption would leave is spent."""
+    since = turn.state.store.failing_since
+    if turn.state.store.refused:
+        return True
+    if since is None:
+        return False
+    turn.wake(since + turn.state.policy.interruption.grace)
+    return turn.now >= since + turn.state.policy.interruption.grace
+
+
+def _save(turn: Turn, generation: GenerationRecord, step: int) -> None:
+    """Ask every member to upload its share of this step."""
+    if generation.save_step != step:
+        turn.put(evolve(generation, save_step=step), Reason.CHECKPOINT_DUE, f"step {step}")
+
+
+# --- cadence ---------------------------------------------------------------------------------------------------------
+
+
+def _keep_cadence(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> None:
+    """Snapshots as often as they are cheap; checkpoints as often as the policy wants."""
+    every = next_snapshot_every(turn, generation, statuses)
+    if every != generation.snapshot_every:
+        turn.put(evolve(generation, snapshot_every=every), Reason.CADENCE_CHANGED, f"every {every} steps")
+        return
+    state = turn.state
+    if not state.job.has_store or not generation.snapshot_every or state.store.refused:
+        return
+    missed = any(not record.objects for record in _uploads(turn, generation))
+    if generation.save_step and not missed:
+        return
+    worker = state.workers[0] if state.workers else None
+    if worker is None or not worker.stepped:
+        return
+    due_at, due_step = _due(turn, generation)
+    if turn.now < due_at or worker.completed < due_step:
+        if turn.now < due_at:
+            turn.wake(due_at)
+        return
+    ahead = 1 + (int(0.5 / worker.step_s) if worker.step_s > 0 else generation.snapshot_every)
+    every = generation.snapshot_every
+    _save(turn, generation, ((worker.completed + ahead) // every + 1) * every)
+
+
+def _due(turn: Turn, generation: GenerationRecord) -> tuple[float, int]:
+    """When, and from which completed step on, the next checkpoint is due."""
+    state = turn.state
+    since = max(state.store.last_commit_at, state.ready_at)
+    every = state.policy.checkpoint_every
+    if every.steps is not None:
+        return since, generation.durable_step + every.steps - generation.snapshot_every
+    if every.seconds is not None:
+        return since + every.seconds, 0
+    return since + max(_COMMIT_EVERY_MIN_S, state.store.last_commit_s / _COMMIT_DUTY_MAX), 0
+
+
+def next_snapshot_every(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> int:
+    """Steps between snapshots: the policy's, or the power of two that keeps the stall within its share.
+
+    Powers of two, since then a rank that has not yet heard of the change still shares every second snapshot with the others.
+    """
+    if turn.state.policy.snapshot_every_steps is not None:
+        return turn.state.policy.snapshot_every_steps
+    cost = max((status.snapshot_cost_ratio for status in statuses.values()), default=0.0)
+    if cost <= 0.0:
+        return generation.snapshot_every
+    wanted = 1
+    while wanted < 1024 and cost / wanted > STALL_RATIO_MAX:
+        wanted *= 2
+    current = generation.snapshot_every
+    return wanted if wanted > current or wanted * 4 <= current else current
+
+
+# --- commit ----------------------------------------------------------------------------------------------------------
+
+
+def _uploads(turn: Turn, generation: GenerationRecord) -> list[UploadRecord]:
+    """The members' shares of the step being saved that have arrived, in rank order."""
+    uploads = turn.state.cluster.uploads
+    keys = [f"uploads/{generation.number}/{generation.save_step}/{m.host}" for m in generation.members]
+    return [uploads[key].record for key in keys if key in uploads]
+
+
+def commit(turn: Turn, generation: GenerationRecord) -> None:
+    """Once every share of the step being saved is in the store, and all digests agree, commit it."""
+    if not generation.save_step or generation.save_step <= durable_step(turn, generation):
+        return
+    shares = _uploads(turn, generation)
+    if len(shares) < len(generation.members) or any(not share.objects for share in shares):
+        return
+    if len({share.digest for share in shares}) > 1:
+        detail = ", ".join(f"{share.host} {share.digest}" for share in shares)
+        if not generation.drain_step:
+            turn.put(evolve(generation, save_step=0), Reason.REPLICA_DIVERGENCE, detail)
+        turn.do(Report(Measure.REPLICA_DIVERGENCE, 1.0))
+        return
+    turn.attempt(
+        CommitCheckpoint(
+            f"commit:{generation.number}:{generation.save_step}",
+            generation.number,
+            generation.save_step,
+            generation.run,
+            shares[0].digest,
+            len(generation.members),
+            tuple(item for share in shares for item in share.objects),
+        ),
+        Reason.COMMIT_STARTS,
+        f"step {generation.save_step}",
+    )
+
+
+def on_checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:
+    """HEAD names the step."""
+    turn.landed(event.operation)
+    generation = turn.generation
+    digest = next((u.digest for u in _uploads(turn, generation)), "") if generation is not None else ""
+    turn.set_store(
+        head=Head(event.generation, event.step, digest, event.manifest),
+        head_known=True,
+        available=True,
+        failing_since=None,
+        last_commit_at=turn.now,
+        last_commit_s=event.seconds,
+    )
+    turn.do(Report(Measure.COMMIT_S, event.seconds), Reason.CHECKPOINT_COMMITTED, f"step {event.step}")
+    turn.do(SweepStore())
+
+
+def on_commit_refused(turn: Turn, event: CommitRefused) -> None:
+    """A newer generation has claimed HEAD: what this one has to say is old news."""
+    turn.landed(event.operation, turn.now + 1.0)
+    turn.because(Reason.COMMIT_FENCED, f"generation {event.generation} step {event.step}")
+
+
+# --- interruption ----------------------------------------------------------------------------------------------------
+
+
+def _drain(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> None:
+    """Agree on the last step, wait until it is committed, end the job."""
+    durable = generation.durable_step
+    if generation.drain_step:
+        if durable >= generation.drain_step or not turn.state.job.has_store:
+            end(turn, generation, ExitCode.INTERRUPTED, saved_text(durable), Reason.INTERRUPTED)
+        return
+    if len(statuses) < len(generation.members) or any(status.entered < 0 for status in statuses.values()):
+        return
+    target = max(status.entered for status in statuses.values())
+    started = generation.resume.step if generation.resume is not None else 0
+    if target <= max(durable, started) or not turn.state.job.has_store:
+        if started > durable and turn.state.job.has_store:
+            _save(turn, generation, started)
+            return
+        end(turn, generation, ExitCode.INTERRUPTED, saved_text(durable), Reason.NOTHING_TO_SAVE)
+        return
+    turn.put(evolve(generation, drain_step=target, save_step=target), Reason.DRAIN_AGREED, f"step {target}")
+
+
+def drain_is_late(turn: Turn, generation: GenerationRecord) -> bool:
+    """Whether the workers can not be waited for any longer: a hung or dead one must not cost the save."""
+    if not turn.interrupted:
+        return False
+    requests = [seen.record for seen in turn.state.cluster.requests.values()]
+    if not requests:
+        return False
+    late_at = min(r.at + _DRAIN_SHARE * (r.deadline - r.at) for r in requests)
+    sealed = [s.sealed for s in statuses_of(turn, generation).values()]
+    if generation.drain_step and len(sealed) == len(generation.members) and min(sealed) >= generation.drain_step:
+        return False
+    if turn.now < late_at:
+        turn.wake(late_at)
+        return False
+    return True
+
+
+def salvage(turn: Turn, generation: GenerationRecord, acks: list[AckRecord]) -> None:
+    """No world trains any more and none may start: commit the newest snapshot that all who are left hold, and end."""
+    held = common_held(acks)
+    durable = durable_step(turn, generation)
+    unsavable = held is None or held.step <= durable or not turn.state.job.has_store
+    if unsavable or any(not share.objects for share in _uploads(turn, generation)):
+        root = generation.failures[0] if generation.failures else None
+        end(turn, generation, ExitCode.INTERRUPTED, saved_text(durable), Reason.INTERRUPTED, root)
+    elif held is not None:
+        _save(turn, generation, held.step)
+        commit(turn, generation)

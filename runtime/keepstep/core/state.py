@@ -1,0 +1,351 @@
+"""What a node knows, and the turn in which it thinks.
+
+State holds facts. Moods ("recovering", "draining") are derived from them wherever they are needed, never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from keepstep.core.actions import Action, Put, RevokeLease, StopWorker, WriteFailure
+from keepstep.core.events import Head, SlabSeal
+from keepstep.core.job import JobSpec
+from keepstep.core.policy import Policy
+from keepstep.core.reasons import Reason
+from keepstep.core.records import (
+    AckRecord,
+    Failure,
+    GenerationRecord,
+    LeaderRecord,
+    NodeRecord,
+    Record,
+    RequestRecord,
+    StatusRecord,
+    UploadRecord,
+)
+
+
+R = TypeVar("R", bound=Record)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[R]):
+    """A record and the revision at which it was written."""
+
+    record: R
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The job's records as last seen; `synced` once they were read at all since the watch began."""
+
+    synced: bool = False
+    nodes: Mapping[str, Seen[NodeRecord]] = field(default_factory=dict)
+    leader: Seen[LeaderRecord] | None = None
+    generation: Seen[GenerationRecord] | None = None
+    acks: Mapping[str, Seen[AckRecord]] = field(default_factory=dict)
+    statuses: Mapping[str, Seen[StatusRecord]] = field(default_factory=dict)
+    uploads: Mapping[str, Seen[UploadRecord]] = field(default_factory=dict)
+    requests: Mapping[str, Seen[RequestRecord]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to act until `deadline`, counted from the sending of the last keepalive that was answered."""
+
+    lease: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One process of this host, from the order to start it until its exit was reported."""
+
+    worker_id: str
+    generation: int
+    rank: int
+    started_at: float
+    joined: bool = False
+    restored: bool = False
+    entered: int = 0
+    completed: int = 0
+    step_s: float = 0.0
+    snapshot_s: float = 0.0
+    stopping: bool = False
+    signalled_at: float | None = None
+    stepped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """One slab of this host. `seal` is None while it is free or being written; `digest` is set once verified."""
+
+    slab: int
+    size_bytes: int
+    seal: SlabSeal | None = None
+    digest: str = ""
+    busy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """The platform takes this host away at `deadline`."""
+
+    source: str
+    noticed_at: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """When the phases of the recovery under way were reached, seconds on the node's clock; 0 where not yet."""
+
+    fault_at: float = 0.0
+    learnt_at: float = 0.0
+    stopped_at: float = 0.0
+    ready_at: float = 0.0
+    joined_at: float = 0.0
+    restored_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """What is known of the store. `head_known` is False until HEAD was read for the generation that is forming."""
+
+    head: Head | None = None
+    head_known: bool = False
+    available: bool = True
+    refused: str = ""
+    corrupt: tuple[str, ...] = ()
+    failing_since: float | None = None
+    last_commit_at: float = 0.0
+    last_commit_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything one node knows.
+
+    Attributes:
+        spawned: the newest generation for which a worker was started here.
+        done: the generation whose worker exited with 0 here.
+        failure: what went wrong here in `failure_generation`.
+        flight: operations that were asked for and not answered, and when each may be asked for again (inf: on its answer).
+        last_generation: the newest generation ever seen, kept when the coordinator lost its data.
+        uploaded: this host's share of the checkpoint being saved, until its record is put.
+        restore: slab and step that the running worker restores from.
+        slab_bytes: what the newest layout needs.
+        held_at: since when the worker is held at a step boundary; `entered` is what it answered, -1 before.
+        short_since: since when this node lacks a lease, or hosts are missing.
+        orders: the last orders published, to see whether they must change.
+        leaving_at: when this node began to wait for the others at the exit barrier.
+    """
+
+    job: JobSpec
+    policy: Policy
+    started_at: float
+    lease: Lease | None = None
+    cluster: Cluster = field(default_factory=Cluster)
+    workers: tuple[Worker, ...] = ()
+    slabs: tuple[Slab, ...] = ()
+    next_slab: int = 0
+    spawns: int = 0
+    spawned: int = 0
+    done: int = 0
+    completed: int = 0
+    failure: Failure | None = None
+    failure_generation: int = 0
+    seen_generation: int = 0
+    store: StoreView = field(default_factory=StoreView)
+    flight: Mapping[str, float] = field(default_factory=dict)
+    orders: Action | None = None
+    held_at: float | None = None
+    entered: int = -1
+    status_at: float = 0.0
+    last_generation: GenerationRecord | None = None
+    uploaded: UploadRecord | None = None
+    restore: tuple[int, int] | None = None
+    slab_bytes: int = 0
+    ready_at: float = 0.0
+    short_since: float | None = None
+    interruption: Interruption | None = None
+    recovery: Recovery | None = None
+    leaving_at: float | None = None
+    exit_code: int | None = None
+    wake_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One reason of a turn, with what it was about."""
+
+    reason: Reason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer to one event: the state from now on, what to do in order, and why (at least one note)."""
+
+    state: State
+    actions: tuple[Action, ...]
+    notes: tuple[Note, ...]
+
+
+NEVER = float("inf")
+
+
+def evolve(value: V, **changes: Any) -> V:
+    """`dataclasses.replace` for the slotted dataclasses of the core, several times as fast: a turn does little else."""
+    new = object.__new__(type(value))
+    put = object.__setattr__
+    for name in type(value).__slots__:  # type: ignore[attr-defined]
+        put(new, name, changes[name] if name in changes else getattr(value, name))
+    return new
+
+
+class Turn:
+    """One event being thought through: the state so far, the actions and reasons collected, the earliest wake-up."""
+
+    def __init__(self, state: State, now: float) -> None:
+        self.state, self.now = state, now
+        self.actions: list[Action] = []
+        self.notes: list[Note] = []
+        self._wake_at: float | None = None
+
+    def set(self, **changes: Any) -> None:
+        """Replace fields of the state."""
+        self.state = evolve(self.state, **changes)
+
+    def set_cluster(self, **changes: Any) -> None:
+        """Replace fields of the cluster view."""
+        self.set(cluster=evolve(self.state.cluster, **changes))
+
+    def set_store(self, **changes: Any) -> None:
+        """Replace fields of the store view."""
+        self.set(store=evolve(self.state.store, **changes))
+
+    def set_worker(self, worker_id: str, **changes: Any) -> None:
+        """Replace fields of one worker."""
+        self.set(workers=tuple(evolve(w, **changes) if w.worker_id == worker_id else w for w in self.state.workers))
+
+    def set_slab(self, slab: int, **changes: Any) -> None:
+        """Replace fields of one slab."""
+        self.set(slabs=tuple(evolve(s, **changes) if s.slab == slab else s for s in self.state.slabs))
+
+    def because(self, reason: Reason, detail: str = "") -> None:
+        """Add a reason."""
+        self.notes.append(Note(reason, detail))
+
+    def do(self, action: Action, reason: Reason | None = None, detail: str = "") -> None:
+        """Ask for an action that needs no answer."""
+        self.actions.append(action)
+        if reason is not None:
+            self.because(reason, detail)
+
+    def attempt(self, action: Any, reason: Reason, detail: str = "") -> bool:
+        """Ask for an action that will be answered, unless it is in flight already or may not be tried again yet."""
+        again_at = self.state.flight.get(action.operation)
+        if again_at is not None:
+            if again_at > self.now:
+                if again_at != NEVER:
+                    self.wake(again_at)
+                return False
+        self.set(flight={**self.state.flight, action.operation: NEVER})
+        self.do(action, reason, detail)
+        return True
+
+    def landed(self, operation: str, again_at: float | None = None) -> None:
+        """An operation was answered; `again_at` keeps it from being tried again before then."""
+        flight = {key: at for key, at in self.state.flight.items() if key != operation}
+        if again_at is not None:
+            flight[operation] = again_at
+        self.set(flight=flight)
+
+    def in_flight(self, operation: str) -> bool:
+        return self.state.flight.get(operation) == NEVER
+
+    def leave(self, code: int, text: str, reason: Reason) -> None:
+        """Stop everything here and exit; what went wrong goes to the failure file."""
+        for worker in self.state.workers:
+            self.do(StopWorker(worker.worker_id))
+        if code:
+            self.do(WriteFailure(text))
+        if self.state.lease is not None:
+            self.do(RevokeLease(self.state.lease.lease))
+        self.set(exit_code=int(code))
+        self.because(reason, text)
+
+    def wake(self, at: float) -> None:
+        """Ask to be woken at `at` at the latest."""
+        if at != NEVER and (self._wake_at is None or at < self._wake_at):
+            self._wake_at = at
+
+    def decision(self) -> Decision:
+        """Close the turn."""
+        state = evolve(self.state, wake_at=self._wake_at)
+        notes = tuple(self.notes) or (Note(Reason.NOTHING_TO_DO),)
+        return Decision(state, tuple(self.actions), notes)
+
+    # --- what is asked again and again ---------------------------------------------------------------------------------
+
+    @property
+    def generation(self) -> GenerationRecord | None:
+        """The newest generation, whoever its members are."""
+        seen = self.state.cluster.generation
+        return None if seen is None else seen.record
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node holds the leader's key under a lease that still stands."""
+        leader = self.state.cluster.leader
+        return leader is not None and leader.record.node_id == self.state.job.node_id and self.has_lease
+
+    @property
+    def has_lease(self) -> bool:
+        return self.state.lease is not None and self.now < self.state.lease.deadline
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the platform takes this host, or another one of the job, away."""
+        return self.state.interruption is not None or bool(self.state.cluster.requests)
+
+    @property
+    def is_member(self) -> bool:
+        generation = self.generation
+        return generation is not None and generation.has(self.state.job.node_id)
+
+    def put(self, record: Record, reason: Reason, detail: str = "") -> bool:
+        """Write a record over what is known of its key, under this node's lease (and, for the leader's, its guard)."""
+        lease = self.state.lease
+        if lease is None or not self.has_lease:
+            return False
+        known = known_revision(self.state.cluster, record)
+        leader = self.state.cluster.leader
+        guard = leader.revision if isinstance(record, GenerationRecord) and leader is not None else 0
+        return self.attempt(Put(f"put:{record.key}", record, known, lease.lease, guard), reason, detail)
+
+
+def known_revision(cluster: Cluster, record: Record) -> int:
+    """The revision that the record's key has as far as is known, 0 where it is absent."""
+    seen: Seen[Any] | None
+    match record:
+        case GenerationRecord():
+            seen = cluster.generation
+        case LeaderRecord():
+            seen = cluster.leader
+        case NodeRecord():
+            seen = cluster.nodes.get(record.host)
+        case StatusRecord():
+            seen = cluster.statuses.get(record.host)
+        case RequestRecord():
+            seen = cluster.requests.get(record.host)
+        case AckRecord():
+            seen = cluster.acks.get(record.key)
+        case UploadRecord():
+            seen = cluster.uploads.get(record.key)
+    return 0 if seen is None else seen.revision

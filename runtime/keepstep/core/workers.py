@@ -1,0 +1,273 @@
+"""Workers of this host: stop what is older, start what the generation wants, absorb what they say and how they end."""
+
+from __future__ import annotations
+
+from keepstep.core.actions import FetchSnapshot, Measure, Report, StartWorker, StopWorker, WriteOrders
+from keepstep.core.causes import FailureCause
+from keepstep.core.checkpoints import free_slab_number, orders_for, reload_seals
+from keepstep.core.events import (
+    CheckpointCorrupt,
+    FirstStepCompleted,
+    SnapshotFetched,
+    StepsSampled,
+    WorkerExited,
+    WorkerHello,
+    WorkerJoined,
+    WorkerRestored,
+    WorkerStarted,
+)
+from keepstep.core.launch import plan_worker
+from keepstep.core.reasons import Reason
+from keepstep.core.records import Failure, GenerationRecord, Phase, Resume, Standing, StatusRecord
+from keepstep.core.restarts import classify_exit
+from keepstep.core.state import Recovery, Slab, Turn, Worker, evolve
+
+_STATUS_EVERY_S = 1.0
+
+
+def stop_older(turn: Turn) -> None:
+    """Stop every worker that does not belong to a ready generation of which this node is a member under a lease."""
+    generation = turn.generation
+    ready = generation is not None and generation.phase is Phase.READY and turn.is_member and turn.has_lease
+    for worker in turn.state.workers:
+        if worker.stopping or (ready and generation is not None and worker.generation == generation.number):
+            continue
+        turn.do(StopWorker(worker.worker_id), Reason.OLDER_WORKERS_STOP, f"generation {worker.generation}")
+        turn.set_worker(worker.worker_id, stopping=True)
+
+
+def start(turn: Turn) -> None:
+    """Start this host's worker in a ready generation, once, with the state it resumes from at hand."""
+    state, generation = turn.state, turn.generation
+    if generation is None or generation.phase is not Phase.READY or not turn.is_member or not turn.has_lease:
+        return
+    if state.workers or state.spawned >= generation.number or turn.interrupted:
+        return
+    resume = generation.resume
+    slab = slab_of(state.slabs, resume)
+    if resume is not None and slab is None:
+        _bring(turn, generation, resume)
+        return
+    rank = generation.rank_of(state.job.host)
+    worker_id = f"{state.job.node_id}.{state.spawns}"
+    step = 0 if resume is None else resume.step
+    worker = Worker(worker_id, generation.number, rank, turn.now, entered=step, completed=step)
+    for stale in state.slabs:
+        if stale.seal is not None and stale.seal.step > step:
+            turn.set_slab(stale.slab, seal=None, digest="")
+    turn.set(spawned=generation.number, spawns=state.spawns + 1, workers=(worker,), completed=step)
+    turn.set(restore=None if slab is None or slab.seal is None else (slab.slab, slab.seal.step))
+    write_orders(turn)
+    command, environment = plan_worker(state.job, generation, rank)
+    turn.do(
+        StartWorker(worker_id, generation.number, rank, command, environment),
+        Reason.WORKER_STARTS,
+        f"rank {rank} of generation {generation.number} at step {step}",
+    )
+
+
+def slab_of(slabs: tuple[Slab, ...], resume: Resume | None) -> Slab | None:
+    """The slab that holds exactly the state to resume from."""
+    if resume is None:
+        return None
+    for slab in slabs:
+        if slab.seal is not None and (slab.seal.step, slab.digest) == (resume.step, resume.digest):
+            return slab
+    return None
+
+
+def _bring(turn: Turn, generation: GenerationRecord, resume: Resume) -> None:
+    """Fetch the state to resume from, or report that this node can not have it."""
+    state = turn.state
+    if not resume.manifest or resume.manifest in state.store.corrupt:
+        if state.failure is None:
+            failure = Failure(FailureCause.STORE, state.job.host, turn.now, step=resume.step, message="state not at hand")
+            turn.set(failure=failure, failure_generation=generation.number)
+            turn.because(Reason.CHECKPOINT_CORRUPT, resume.manifest)
+        return
+    rank = generation.rank_of(state.job.host)
+    number = free_slab_number(state)
+    operation = f"fetch:{generation.number}"
+    fetch = FetchSnapshot(operation, resume.manifest, number, rank, len(generation.members))
+    if turn.attempt(fetch, Reason.RESTORE_WANTED, f"step {resume.step} from the store"):
+        turn.set(next_slab=number + 1)
+
+
+def write_orders(turn: Turn) -> None:
+    """Publish orders where they differ from the last ones published."""
+    orders: WriteOrders | None = orders_for(turn)
+    if orders is not None and orders != turn.state.orders:
+        turn.set(orders=orders)
+        turn.do(orders)
+
+
+def report_status(turn: Turn) -> None:
+    """Keep this host's status true; progress alone is refreshed about once a second."""
+    state, generation = turn.state, turn.generation
+    if generation is None or generation.phase is Phase.FORMING or not turn.is_member or not turn.has_lease:
+        return
+    status = _status(turn, generation)
+    seen = state.cluster.statuses.get(state.job.host)
+    if seen is not None:
+        old = seen.record
+        same = evolve(old, step=status.step, sealed=status.sealed, snapshot_cost_ratio=status.snapshot_cost_ratio)
+        if same == status:
+            if old == status:
+                return
+            if turn.now < state.status_at + _STATUS_EVERY_S:
+                turn.wake(state.status_at + _STATUS_EVERY_S)
+                return
+    if turn.put(status, Reason.NOTHING_TO_DO, status.standing.value):
+        turn.set(status_at=turn.now)
+
+
+def _status(turn: Turn, generation: GenerationRecord) -> StatusRecord:
+    state = turn.state
+    worker = state.workers[0] if state.workers else None
+    failed = state.failure is not None and state.failure_generation == generation.number
+    if generation.phase is Phase.ENDED and not state.workers:
+        standing = Standing.LEFT
+    elif failed:
+        standing = Standing.FAILED
+    elif state.done == generation.number:
+        standing = Standing.DONE
+    else:
+        standing = Standing.RUNNING
+    ratio = worker.snapshot_s / worker.step_s if worker is not None and worker.step_s > 0 else 0.0
+    return StatusRecord(
+        state.job.host,
+        state.job.node_id,
+        generation.number,
+        standing,
+        state.failure if failed else None,
+        state.completed if standing is Standing.DONE else state.entered,
+        state.completed,
+        max((s.seal.step for s in state.slabs if s.seal is not None), default=0),
+        round(ratio, 4),
+    )
+
+
+# --- what workers say ------------------------------------------------------------------------------------------------
+
+
+def _known(turn: Turn, worker_id: str) -> Worker | None:
+    for worker in turn.state.workers:
+        if worker.worker_id == worker_id:
+            return worker
+    turn.because(Reason.STALE_WORKER, worker_id)
+    return None
+
+
+def on_worker_started(turn: Turn, event: WorkerStarted) -> None:
+    """Its process exists."""
+    _known(turn, event.worker_id)
+
+
+def on_worker_hello(turn: Turn, event: WorkerHello) -> None:
+    """Its bootstrap runs."""
+    _known(turn, event.worker_id)
+
+
+def on_worker_joined(turn: Turn, event: WorkerJoined) -> None:
+    """It entered an instrumented `fit`, or called `join()`: steps will be reported."""
+    if _known(turn, event.worker_id) is None:
+        return
+    turn.set_worker(event.worker_id, joined=True)
+    recovery = turn.state.recovery
+    if recovery is not None and not recovery.joined_at:
+        turn.set(recovery=evolve(recovery, joined_at=turn.now))
+
+
+def on_worker_restored(turn: Turn, event: WorkerRestored) -> None:
+    """Its variables hold the resume step."""
+    if _known(turn, event.worker_id) is None:
+        return
+    turn.set_worker(event.worker_id, restored=True)
+    turn.because(Reason.WORKER_RESTORED, f"step {event.step}")
+    recovery = turn.state.recovery
+    if recovery is not None and not recovery.restored_at:
+        turn.set(recovery=evolve(recovery, restored_at=turn.now))
+
+
+def on_first_step(turn: Turn, event: FirstStepCompleted) -> None:
+    """Training goes on: if something was recovered from, it is over now."""
+    worker = _known(turn, event.worker_id)
+    if worker is None:
+        return
+    turn.set_worker(event.worker_id, stepped=True, completed=max(event.step, worker.completed))
+    turn.because(Reason.FIRST_STEP, f"step {event.step}")
+    recovery, generation = turn.state.recovery, turn.generation
+    if recovery is None or generation is None or not recovery.ready_at:
+        return
+    for phase, seconds in recovery_phases(recovery, event.at):
+        turn.do(Report(Measure.RECOVERY, seconds, phase))
+    turn.set(recovery=None)
+
+
+def recovery_phases(recovery: Recovery, first_step_at: float) -> list[tuple[str, float]]:
+    """Seconds by phase; they add up to the last entry, `total`."""
+    marks = [recovery.fault_at, recovery.learnt_at, recovery.stopped_at, recovery.ready_at, recovery.joined_at,
+             recovery.restored_at, first_step_at]
+    names = ("detect", "stop", "agree", "start", "restore", "first_step")
+    phases, last = [], marks[0]
+    for name, mark in zip(names, marks[1:], strict=True):
+        reached = max(last, mark)
+        phases.append((name, reached - last))
+        last = reached
+    return [*phases, ("total", last - marks[0])]
+
+
+def on_steps_sampled(turn: Turn, event: StepsSampled) -> None:
+    """A sample of the heartbeat ring."""
+    if _known(turn, event.worker_id) is None:
+        return
+    turn.set_worker(
+        event.worker_id,
+        entered=event.entered,
+        completed=event.completed,
+        step_s=event.step_s,
+        snapshot_s=event.snapshot_s,
+    )
+    turn.set(completed=max(event.completed, turn.state.completed))
+
+
+def on_worker_exited(turn: Turn, event: WorkerExited) -> None:
+    """A process is gone: by our order, done, or failed."""
+    worker = _known(turn, event.worker_id)
+    if worker is None:
+        return
+    state = turn.state
+    turn.set(
+        workers=tuple(w for w in state.workers if w.worker_id != event.worker_id),
+        completed=max(state.completed, event.completed),
+        restore=None,
+    )
+    reload_seals(turn, event.seals)
+    if worker.stopping:
+        turn.because(Reason.WORKER_STOPPED, worker.worker_id)
+    elif event.exit_code == 0:
+        turn.set(done=worker.generation)
+        turn.because(Reason.WORKER_DONE, f"rank {worker.rank}")
+    elif turn.interrupted and worker.signalled_at is not None:
+        turn.because(Reason.WORKER_STOPPED, "ended by the forwarded signal")
+    else:
+        failure = classify_exit(state.job.host, worker.rank, event)
+        turn.set(failure=failure, failure_generation=worker.generation)
+        if state.recovery is None:
+            turn.set(recovery=Recovery(fault_at=failure.at, learnt_at=turn.now))
+        turn.because(Reason.WORKER_FAILED, f"rank {worker.rank}: {failure.cause.value} {failure.error_type}".strip())
+
+
+def on_snapshot_fetched(turn: Turn, event: SnapshotFetched) -> None:
+    """A committed checkpoint lies in a slab, verified."""
+    turn.landed(event.operation)
+    seal = event.seal
+    turn.set(slabs=(*turn.state.slabs, Slab(seal.slab, seal.size_bytes, seal, event.digest)))
+    turn.because(Reason.SNAPSHOT_VERIFIED, f"step {seal.step}")
+
+
+def on_checkpoint_corrupt(turn: Turn, event: CheckpointCorrupt) -> None:
+    """A checkpoint is not what its manifest says: never again."""
+    turn.landed(event.operation)
+    turn.set_store(corrupt=(*turn.state.store.corrupt, event.manifest))
+    turn.because(Reason.CHECKPOINT_CORRUPT, f"{event.manifest}: {event.detail}")

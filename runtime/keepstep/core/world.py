@@ -1,0 +1,42 @@
+"""What the records say of one generation, and how the leader ends it."""
+
+from __future__ import annotations
+
+from keepstep.core.reasons import Reason
+from keepstep.core.records import AckRecord, Failure, GenerationRecord, Phase, Resume, StatusRecord
+from keepstep.core.state import Turn, evolve
+
+
+def statuses_of(turn: Turn, generation: GenerationRecord) -> dict[str, StatusRecord]:
+    """The members' statuses within this generation, by host."""
+    found = {}
+    for member in generation.members:
+        seen = turn.state.cluster.statuses.get(member.host)
+        if seen is not None and seen.record.node_id == member.node_id and seen.record.generation == generation.number:
+            found[member.host] = seen.record
+    return found
+
+
+def common_held(acks: list[AckRecord]) -> Resume | None:
+    """The newest snapshot that every member holds verified, with one digest."""
+    if not acks:
+        return None
+    common = set(acks[0].held)
+    for ack in acks[1:]:
+        common &= set(ack.held)
+    best = max(common, key=lambda held: held.step, default=None)
+    return None if best is None else Resume(best.step, best.digest)
+
+
+def end(
+    turn: Turn, generation: GenerationRecord, code: int, verdict: str, reason: Reason, root: Failure | None = None
+) -> None:
+    """The job is over, with this exit code on every host."""
+    turn.put(
+        evolve(generation, phase=Phase.ENDED, exit_code=int(code), verdict=verdict, root=root, save_step=0), reason, verdict
+    )
+
+
+def saved_text(durable: int) -> str:
+    """What an interrupted job says at its end."""
+    return f"interrupted; saved up to step {durable}" if durable else "interrupted; nothing was saved yet"

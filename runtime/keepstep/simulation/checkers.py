@@ -1,0 +1,128 @@
+"""What must hold in every world, whatever breaks. Safety is checked at each turn; liveness once the faults have stopped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keepstep.core import actions as a
+from keepstep.core.records import LEASED, GenerationRecord, Phase
+
+if TYPE_CHECKING:
+    from keepstep.core.state import Decision
+    from keepstep.simulation.host import SimHost
+    from keepstep.simulation.run import World
+    from keepstep.simulation.worker import SimWorker
+
+
+class Checkers:
+    """Collects violations; each names the rule that broke."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.violations: list[str] = []
+        self.second_run = False
+        self._members: dict[tuple[str, int], tuple[object, ...]] = {}
+        self._ready: set[tuple[str, int]] = set()
+        self._resumed: dict[int, int] = {}
+        self._newest_trained: dict[str, int] = {}
+
+    def violation(self, text: str) -> None:
+        self.violations.append(f"t={self.world.clock.now - 1_000_000:.3f} {text}")
+
+    def decided(self, host: SimHost, decision: Decision) -> None:
+        """No action without a lease; a planned stop costs nothing."""
+        state = decision.state
+        for action in decision.actions:
+            if isinstance(action, a.StartWorker | a.Put):
+                lease = state.lease
+                if lease is None or host._now() >= lease.deadline:
+                    self.violation(f"action without a lease on {host.name}: {type(action).__name__}")
+            if isinstance(action, a.Put) and isinstance(action.record, GenerationRecord):
+                self._proposed(action.record, state.cluster.generation.record if state.cluster.generation else None)
+
+    def _proposed(self, record: GenerationRecord, old: GenerationRecord | None) -> None:
+        before = len(old.ledger) if old is not None else 0
+        if len(record.ledger) > before and record.root is None:
+            self.violation(f"planned stop charged to the budget in generation {record.number}")
+        restarts = old.restarts if old is not None else 0
+        if record.restarts > restarts and record.root is None:
+            self.violation(f"planned stop counted as a restart in generation {record.number}")
+
+    def put(self, host: SimHost, action: a.Put) -> None:
+        """One membership per generation; no resume beyond what is sealed or committed."""
+        record = action.record
+        if isinstance(record, LEASED) and action.lease not in self.world.coordinator.leases:
+            return
+        if not isinstance(record, GenerationRecord) or record.phase is Phase.ENDED:
+            return
+        known = self.world.coordinator.kept.get("generation")
+        if known is None or known.revision != action.expect:
+            if not (known is None and action.expect == 0):
+                return
+        world = (record.run, record.number)
+        members = self._members.setdefault(world, record.members)
+        if members != record.members:
+            self.violation(f"generation {record.number} has two memberships")
+        if record.phase is Phase.READY and world not in self._ready:
+            self._ready.add(world)
+            self._check_resume(record)
+
+    def _check_resume(self, record: GenerationRecord) -> None:
+        step = record.resume.step if record.resume is not None else 0
+        self._resumed[record.number] = step
+        head = self.world.store.head
+        committed = head.step if head is not None else 0
+        if step < committed and not self.world.store.down:
+            self.violation(f"generation {record.number} resumes from {step}, {committed} is committed")
+        if step == 0 or (record.resume is not None and record.resume.manifest and step in self._committed()):
+            return
+        for member in record.members:
+            seals = self.world.hosts[member.host].shelf.seals.values()
+            if step not in {seal.step for seal in seals}:
+                self.violation(f"generation {record.number} resumes from {step}, which {member.host} does not hold")
+
+    def _committed(self) -> set[int]:
+        return {step for _, step in self.world.store.committed}
+
+    def started(self, host: SimHost, worker: SimWorker) -> None:
+        """When a worker starts, no worker of an older generation is alive anywhere."""
+        for other in self.world.hosts.values():
+            alive = other.worker
+            if alive is not None and alive.alive and alive.spec.generation < worker.spec.generation:
+                self.violation(f"generation {worker.spec.generation} starts beside {alive.spec.generation}")
+
+    def restored(self, worker: SimWorker, step: int) -> None:
+        """Every rank of a generation starts from the same step."""
+        wanted = self._resumed.get(worker.spec.generation)
+        if wanted is not None and wanted != step:
+            self.violation(f"generation {worker.spec.generation}: one rank restored {step}, agreed was {wanted}")
+
+    def completed(self, worker: SimWorker, step: int) -> None:
+        """At most one world trains: generations of completed steps never go back."""
+        generation = self.world.coordinator.history[-1]
+        newest = self._newest_trained.get(generation.run, 0)
+        if worker.spec.generation < newest:
+            self.violation(f"generation {worker.spec.generation} trains after {newest}")
+        self._newest_trained[generation.run] = max(newest, worker.spec.generation)
+
+    def lease_expired(self, lease: int) -> None:
+        """Once others see a node's lease gone, none of its workers is left."""
+        kept = self.world.coordinator.kept.values()
+        for entry in [entry for entry in kept if entry.lease == lease and entry.record.key.startswith("nodes/")]:
+            host = self.world.hosts[entry.record.host]  # type: ignore[union-attr]
+            if host.worker is not None and host.worker.alive:
+                self.violation(f"lease of {host.name} expired while its worker lived")
+
+    def at_the_end(self) -> list[str]:
+        """The job is done and saved, or was interrupted; nothing that was committed is lost."""
+        found: list[str] = []
+        codes = {host.exit_code for host in self.world.hosts.values()}
+        head = self.world.store.head
+        if codes == {0} and (head is None or head.step != self.world.last_step):
+            found.append(f"done, but HEAD is {head}")
+        interrupted = self.world.fired["interruption"] > 0
+        if codes - {0} and not interrupted:
+            found.append(f"exit codes {codes} although nobody interrupted")
+        if codes - {0, 143, 75}:
+            found.append(f"exit codes {codes}")
+        return found

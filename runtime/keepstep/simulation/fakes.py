@@ -1,0 +1,116 @@
+"""A coordinator with revisions, leases and watches, and a store with one HEAD: as strict as the real ones, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from keepstep.core.events import Head
+from keepstep.core.records import LEASED, GenerationRecord, Record
+from keepstep.simulation.clockwork import Clockwork
+
+
+@dataclass
+class _Kept:
+    record: Record
+    revision: int
+    lease: int
+
+
+class FakeCoordinator:
+    """etcd as one sees it through the port. `down` refuses everything; `wipe` is a member that lost its data."""
+
+    def __init__(self, clock: Clockwork) -> None:
+        self._clock = clock
+        self.revision = 0
+        self.kept: dict[str, _Kept] = {}
+        self.leases: dict[int, float] = {}
+        self.incarnation = 0
+        self.down = False
+        self._next_lease = 1
+        self.watchers: list[Callable[[str, Record | None, int], None]] = []
+        self.on_expiry: list[Callable[[int], None]] = []
+        self.history: list[GenerationRecord] = []
+
+    def wipe(self) -> None:
+        """Lose everything, as a lone member does whose host went away."""
+        self.kept.clear()
+        self.leases.clear()
+        self.revision = 0
+        self.incarnation += 1
+
+    def grant(self, ttl_s: float) -> int:
+        lease = self._next_lease
+        self._next_lease += 1
+        self.leases[lease] = self._clock.now + ttl_s
+        self._clock.after(ttl_s + 0.001, lambda: self._expire(lease))
+        return lease
+
+    def keep_alive(self, lease: int, ttl_s: float) -> bool:
+        """Renew; False where the lease is gone."""
+        if lease not in self.leases:
+            return False
+        self.leases[lease] = self._clock.now + ttl_s
+        self._clock.after(ttl_s + 0.001, lambda: self._expire(lease))
+        return True
+
+    def revoke(self, lease: int) -> None:
+        if self.leases.pop(lease, None) is not None:
+            self._drop_bound_to(lease)
+
+    def put(self, record: Record, expect: int, lease: int, guard: int) -> int | None:
+        """The new revision, or None where a comparison failed or the lease is gone."""
+        known = self.kept.get(record.key)
+        if (known.revision if known else 0) != expect and expect >= 0:
+            return None
+        if guard and (self.kept.get("leader") is None or self.kept["leader"].revision != guard):
+            return None
+        bound = lease if isinstance(record, LEASED) else 0
+        if bound and bound not in self.leases:
+            return None
+        self.revision += 1
+        self.kept[record.key] = _Kept(record, self.revision, bound)
+        if isinstance(record, GenerationRecord):
+            self.history.append(record)
+        self._tell(record.key, record)
+        return self.revision
+
+    def read(self) -> tuple[tuple[Record, int], ...]:
+        return tuple((kept.record, kept.revision) for kept in self.kept.values())
+
+    def _expire(self, lease: int) -> None:
+        at = self.leases.get(lease)
+        if at is not None and at <= self._clock.now:
+            for callback in self.on_expiry:
+                callback(lease)
+            del self.leases[lease]
+            self._drop_bound_to(lease)
+
+    def _drop_bound_to(self, lease: int) -> None:
+        for key in [key for key, kept in self.kept.items() if kept.lease == lease]:
+            del self.kept[key]
+            self.revision += 1
+            self._tell(key, None)
+
+    def _tell(self, key: str, record: Record | None) -> None:
+        for watcher in self.watchers:
+            watcher(key, record, self.revision)
+
+
+@dataclass
+class FakeStore:
+    """Objects are not modelled; HEAD is, with its fence. `committed` is every step that was ever committed."""
+
+    head: Head | None = None
+    down: bool = False
+    committed: list[tuple[int, int]] = field(default_factory=list)
+
+    def commit(self, generation: int, step: int, digest: str) -> Head | None:
+        """Claim and swap HEAD in one; None where a newer generation has claimed it."""
+        if self.head is not None and self.head.generation > generation:
+            return None
+        if self.head is not None and self.head.generation == generation and self.head.step > step:
+            return None
+        self.head = Head(generation, step, digest, f"manifests/{generation}-{step}")
+        self.committed.append((generation, step))
+        return self.head

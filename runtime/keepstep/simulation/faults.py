@@ -1,0 +1,158 @@
+"""Kinds of fault. Each says whether it could happen when it was asked to, so that a fault that never fired is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from keepstep.core import events as e
+
+if TYPE_CHECKING:
+    from keepstep.simulation.host import SimHost
+    from keepstep.simulation.run import World
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A kind of fault: `strike(world, random)` returns whether it happened."""
+
+    name: str
+    strike: Callable[[World, Random], bool]
+
+
+def _some_host(world: World, random: Random) -> SimHost | None:
+    up = [host for host in world.hosts.values() if host.up and host.state is not None]
+    return random.choice(up) if up else None
+
+
+def _kill_worker(world: World, random: Random) -> bool:
+    host = _some_host(world, random)
+    if host is None or host.worker is None:
+        return False
+    host.worker.killed(9)
+    return True
+
+
+def _script_raises(world: World, random: Random) -> bool:
+    host = _some_host(world, random)
+    if host is None or host.worker is None:
+        return False
+    at = world.clock.now + host.skew_s
+    host.worker.fails(e.FirstError("ValueError", f"bad {random.random()}", at, host.worker.entered, False))
+    return True
+
+
+def _kill_agent(world: World, random: Random) -> bool:
+    host = _some_host(world, random)
+    if host is None or host.frozen:
+        return False
+    host.kill_agent()
+    return True
+
+
+def _kill_uploader(world: World, random: Random) -> bool:
+    host = _some_host(world, random)
+    if host is None or host.uploader_down:
+        return False
+    host.uploader_down = True
+    world.clock.after(random.uniform(0.2, 1.0), lambda: setattr(host, "uploader_down", False))
+    return True
+
+
+def _freeze_agent(world: World, random: Random) -> bool:
+    host = _some_host(world, random)
+    if host is None or host.frozen:
+        return False
+    host.freeze(random.choice((0.5, 2.0, 6.0, 12.0)))
+    return True
+
+
+def _partition(world: World, random: Random) -> bool:
+    host = _some_host(world, random)
+    if host is None or host.cut:
+        return False
+    host.cut = True
+    world.clock.after(random.choice((0.5, 2.0, 8.0, 15.0)), host.mend)
+    return True
+
+
+def _slow_messages(world: World, random: Random) -> bool:
+    if world.latency_max_s > 0.01:
+        return False
+    world.latency_max_s = random.choice((0.2, 0.8))
+
+    def fast() -> None:
+        world.latency_max_s = 0.01
+
+    world.clock.after(random.uniform(1.0, 10.0), fast)
+    return True
+
+
+def _store_outage(world: World, random: Random) -> bool:
+    if world.store.down:
+        return False
+    world.store.down = True
+    world.clock.after(random.uniform(1.0, 20.0), lambda: setattr(world.store, "down", False))
+    return True
+
+
+def _lose_host(world: World, random: Random) -> bool:
+    host = _some_host(world, random)
+    if host is None or host.name == world.names[0]:
+        return False
+    host.power_off()
+    world.clock.after(random.uniform(1.0, 15.0), host.power_on)
+    return True
+
+
+def _lose_etcd_host(world: World, random: Random) -> bool:
+    host = world.hosts[world.names[0]]
+    if not host.up or world.coordinator.down:
+        return False
+    world.coordinator.down = True
+    host.power_off()
+
+    def back() -> None:
+        world.coordinator.wipe()
+        world.coordinator.down = False
+        host.power_on()
+        for other in world.hosts.values():
+            other.mend() if not other.cut else None
+
+    world.clock.after(random.uniform(1.0, 15.0), back)
+    return True
+
+
+def _etcd_hiccup(world: World, random: Random) -> bool:
+    if world.coordinator.down:
+        return False
+    world.coordinator.down = True
+    world.clock.after(2.0, lambda: setattr(world.coordinator, "down", False))
+    return True
+
+
+def _interruption(world: World, random: Random) -> bool:
+    if random.random() < 0.7 or any(not host.up for host in world.hosts.values()):
+        return False
+    world.interrupted_at = world.clock.now
+    for host in world.hosts.values():
+        host.interrupt(random.uniform(0.0, 0.5))
+    return True
+
+
+FAULTS = (
+    Fault("worker_killed", _kill_worker),
+    Fault("script_raises", _script_raises),
+    Fault("agent_killed", _kill_agent),
+    Fault("uploader_killed", _kill_uploader),
+    Fault("agent_frozen", _freeze_agent),
+    Fault("partition", _partition),
+    Fault("slow_messages", _slow_messages),
+    Fault("store_outage", _store_outage),
+    Fault("host_lost", _lose_host),
+    Fault("etcd_host_lost", _lose_etcd_host),
+    Fault("etcd_hiccup", _etcd_hiccup),
+    Fault("interruption", _interruption),
+)

@@ -1,0 +1,370 @@
+"""One simulated host: init that keeps slabs and enforces the lease deadline, an agent that decides, a worker that trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from keepstep.core import actions as a
+from keepstep.core import events as e
+from keepstep.core.decide import decide, initial_state
+from keepstep.core.job import JobSpec
+from keepstep.core.records import Record, StoredObject
+from keepstep.core.state import State
+from keepstep.simulation.worker import SimWorker
+
+if TYPE_CHECKING:
+    from keepstep.simulation.run import World
+
+
+@dataclass
+class Shelf:
+    """What outlives an agent: slabs (number to size), their seals, and init's view of the lease."""
+
+    slabs: dict[int, int] = field(default_factory=dict)
+    seals: dict[int, e.SlabSeal] = field(default_factory=dict)
+    deadline: float | None = None
+    orders: a.WriteOrders | None = None
+    seen_generation: int = 0
+
+
+class SimHost:
+    """A host of the simulated job; `up` while its container exists."""
+
+    def __init__(self, world: World, name: str, random: Random) -> None:
+        self.world, self.name, self.random = world, name, random
+        self.up, self.exit_code = False, None  # type: bool, int | None
+        self.cut = self.frozen = self.uploader_down = False
+        self.boot = self.life = 0
+        self.shelf = Shelf()
+        self.state: State | None = None
+        self.worker: SimWorker | None = None
+        self._pending: list[e.Event] = []
+        self._backlog: list[e.Event] = []
+        self._incarnation = -1
+        self._timer_at: float | None = None
+        self.skew_s = random.uniform(-0.2, 0.2)
+        world.coordinator.watchers.append(self._watched)
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def power_on(self) -> None:
+        """A fresh container: nothing is remembered."""
+        self.up, self.exit_code, self.boot = True, None, 0
+        self.shelf = Shelf()
+        self._start_agent()
+
+    def power_off(self) -> None:
+        """The machine is gone, with everything on it."""
+        self.up = False
+        self._end_agent()
+
+    def kill_agent(self) -> None:
+        """SIGKILL of the agent: workers die with it, init brings it back and keeps the slabs."""
+        if not self.up or self.state is None:
+            return
+        self._end_agent()
+        self.boot += 1
+        life = self.life
+        self.world.clock.after(self.random.uniform(0.2, 0.8), lambda: self._start_agent() if self.life == life else None)
+
+    def interrupt(self, delay_s: float = 0.0) -> None:
+        """SIGTERM to the container: init passes it on to whichever agent runs."""
+        deadline = (self.world.interrupted_at or self.world.clock.now) + 110.0
+        self.post(e.InterruptionNoticed("sigterm", deadline + self.skew_s), delay_s)
+
+    def freeze(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after `seconds`. init goes on."""
+        if self.up and self.state is not None:
+            self.frozen = True
+            self.world.clock.after(seconds, self._thaw)
+
+    def _thaw(self) -> None:
+        self.frozen = False
+        pending, self._pending = self._pending, []
+        for event in pending:
+            self._decide(event)
+
+    def _start_agent(self) -> None:
+        if not self.up:
+            return
+        self.life += 1
+        self.frozen, self._pending, self._backlog, self._timer_at = False, [], [], None
+        job = JobSpec(
+            name="job", host=self.name, hosts=self.world.names, node_id=f"{self.name}-{self.life}", boot=self.boot,
+            address=self.name, port_base=20000, run=f"run{self.life}", strategy="multi_worker", python="python",
+            script="train.py", arguments=(), has_store=True, keeps_etcd=self.name == self.world.names[0],
+        )
+        self.state = initial_state(job, self.world.policy, self._now())
+        self._incarnation = -1
+        slabs = tuple(self.shelf.slabs.items())
+        self.post(e.AgentStarted(slabs, tuple(self.shelf.seals.values()), self.shelf.seen_generation))
+        self._resync()
+        if self.world.interrupted_at is not None:
+            self.interrupt(0.1)
+
+    def _end_agent(self) -> None:
+        self.life += 1
+        self.state = None
+        if self.worker is not None:
+            self.worker.die()
+            self.worker = None
+        self.world.wake_peers()
+
+    def _now(self) -> float:
+        return self.world.clock.now + self.skew_s
+
+    # --- the fold ----------------------------------------------------------------------------------------------------
+
+    def post(self, event: e.Event, delay_s: float = 0.0) -> None:
+        """Deliver an event to this incarnation of the agent, if it still lives by then."""
+        life = self.life
+
+        def deliver() -> None:
+            if self.life == life and self.state is not None:
+                if self.frozen:
+                    self._pending.append(event)
+                else:
+                    self._decide(event)
+
+        self.world.clock.after(delay_s, deliver)
+
+    def _decide(self, event: e.Event) -> None:
+        if self.state is None:
+            return
+        decision = decide(self.state, event, self._now())
+        self.world.seen(self, event, decision)
+        self.state = decision.state
+        for action in decision.actions:
+            self._perform(action)
+        self.shelf.seen_generation = self.state.seen_generation
+        lease = self.state.lease
+        self._mind_deadline(None if lease is None else lease.deadline - self.skew_s)
+        if self.state.exit_code is not None:
+            self.exit_code, self.up = self.state.exit_code, False
+            self._end_agent()
+        else:
+            self._set_timer(self.state.wake_at)
+
+    def _set_timer(self, wake_at: float | None) -> None:
+        """One timer, for the newest turn's wish; older ones find themselves replaced."""
+        if wake_at == self._timer_at:
+            return
+        self._timer_at, life = wake_at, self.life
+        if wake_at is None:
+            return
+
+        def fire() -> None:
+            if self.life == life and self._timer_at == wake_at:
+                self._timer_at = None
+                self.post(e.TimerFired())
+
+        self.world.clock.after(wake_at - self._now(), fire)
+
+    def _mind_deadline(self, deadline: float | None) -> None:
+        """init enforces the lease's deadline on a clock of its own."""
+        if deadline == self.shelf.deadline:
+            return
+        self.shelf.deadline = deadline
+        if deadline is not None:
+            shelf = self.shelf
+            self.world.clock.after(
+                deadline - self.world.clock.now, lambda: self._enforce(shelf, deadline)
+            )
+
+    def _enforce(self, shelf: Shelf, deadline: float) -> None:
+        if self.shelf is shelf and shelf.deadline == deadline and self.worker is not None:
+            self.worker.killed(9)
+
+    # --- hands -------------------------------------------------------------------------------------------------------
+
+    def _perform(self, action: a.Action) -> None:
+        match action:
+            case a.GrantLease():
+                self._ask(action.operation, lambda: self._grant(action))
+            case a.Put():
+                self._ask(action.operation, lambda: self._put(action))
+            case a.RevokeLease():
+                if not self.cut and not self.world.coordinator.down:
+                    self.world.coordinator.revoke(action.lease)
+            case a.StartWorker():
+                self.worker = SimWorker(self, action, self.random)
+                self.world.worker_started(self, self.worker)
+            case a.StopWorker():
+                if self.worker is not None and self.worker.spec.worker_id == action.worker_id:
+                    self.worker.killed(9)
+            case a.SignalWorker():
+                if self.worker is not None and self.random.random() < 0.5:
+                    self.worker.killed(15)
+            case a.WriteOrders():
+                self.shelf.orders = action
+                if self.worker is not None:
+                    self.worker.look()
+            case a.AllocateSlabs():
+                self.shelf.slabs.update(dict.fromkeys(action.slabs, action.size_bytes))
+            case a.HandSlabs():
+                if self.worker is not None:
+                    self.worker.has_slabs = True
+            case a.DropSlabs():
+                for slab in action.slabs:
+                    self.shelf.slabs.pop(slab, None)
+                    self.shelf.seals.pop(slab, None)
+            case a.ClearSeal():
+                self.shelf.seals.pop(action.slab, None)
+            case a.SampleEntered():
+                if self.worker is not None:
+                    self.post(e.EnteredSampled(action.operation, action.worker_id, self.worker.entered), 0.002)
+            case _:
+                self._perform_store(action)
+
+    def _perform_store(self, action: a.Action) -> None:
+        store, random = self.world.store, self.random
+        match action:
+            case a.VerifySlab():
+                ok = e.SnapshotVerified(action.operation, action.slab, action.step, f"d{action.step}")
+                self._through_uploader(action.operation, 0.02, lambda: ok)
+            case a.UploadSnapshot():
+                item = StoredObject(f"o{action.step}.{action.rank}", "replicated", action.rank, 0, 1, "0")
+                done = e.SnapshotUploaded(action.operation, action.generation, action.step, f"d{action.step}", (item,), 0.5)
+                self._through_uploader(action.operation, random.uniform(0.1, 1.5), lambda: done, needs_store=True)
+            case a.CommitCheckpoint():
+                self._through_uploader(action.operation, 0.1, lambda: self._commit(action), needs_store=True)
+            case a.ReadHead():
+                self._through_uploader(action.operation, 0.05, lambda: e.HeadRead(action.operation, store.head), True)
+            case a.FetchSnapshot():
+                self._through_uploader(action.operation, 0.5, lambda: self._fetch(action), needs_store=True)
+
+    def _commit(self, action: a.CommitCheckpoint) -> e.Event:
+        head = self.world.store.commit(action.generation, action.step, action.digest)
+        if head is None:
+            return e.CommitRefused(action.operation, action.generation, action.step)
+        return e.CheckpointCommitted(action.operation, action.generation, action.step, head.manifest, 0.1)
+
+    def _fetch(self, action: a.FetchSnapshot) -> e.Event:
+        step = int(action.manifest.rpartition("-")[2])
+        self.shelf.slabs[action.slab] = 100
+        seal = e.SlabSeal(action.slab, step, 1_000_000 + self.life, 100)
+        self.shelf.seals[action.slab] = seal
+        return e.SnapshotFetched(action.operation, seal, f"d{step}")
+
+    def _through_uploader(self, operation: str, seconds: float, result: object, needs_store: bool = False) -> None:
+        life = self.life
+
+        def finish() -> None:
+            if self.life != life:
+                return
+            if self.uploader_down or (needs_store and self.world.store.down):
+                self.post(e.OperationFailed(operation, "uploader or store gone", 1.0))
+            else:
+                self.post(result())  # type: ignore[operator]
+
+        self.world.clock.after(seconds, finish)
+
+    # --- the coordinator ---------------------------------------------------------------------------------------------
+
+    def _ask(self, operation: str, request: object) -> None:
+        """One round trip: the request takes a while, and so does the answer, which may get lost."""
+        world, life = self.world, self.life
+
+        def arrive() -> None:
+            if self.cut or world.coordinator.down:
+                world.clock.after(1.0, lambda: self._failed(operation, life))
+                return
+            event = request()  # type: ignore[operator]
+            if event is not None and self.life == life:
+                self.post(event, world.latency_s(self.random))
+
+        world.clock.after(world.latency_s(self.random), arrive)
+
+    def _failed(self, operation: str, life: int) -> None:
+        if self.life == life:
+            self.post(e.OperationFailed(operation, "coordinator unavailable", 0.2))
+
+    def _grant(self, action: a.GrantLease) -> e.Event:
+        sent = self._now()
+        lease = self.world.coordinator.grant(action.ttl_s)
+        self._schedule_keepalive(lease, action.ttl_s, self.life)
+        if self._incarnation != self.world.coordinator.incarnation:
+            self._resync()
+        return e.LeaseGranted(lease, sent + action.ttl_s - 2 * self.world.latency_max_s)
+
+    def _schedule_keepalive(self, lease: int, ttl_s: float, life: int) -> None:
+        self.world.clock.after(ttl_s / 3, lambda: self._keep_alive(lease, ttl_s, life))
+
+    def _keep_alive(self, lease: int, ttl_s: float, life: int) -> None:
+        if self.life != life or self.state is None:
+            return
+        current = self.state.lease
+        if current is not None and current.lease != lease:
+            return
+        if not (self.cut or self.frozen or self.world.coordinator.down):
+            sent = self._now()
+            if self.world.coordinator.keep_alive(lease, ttl_s):
+                self.post(e.LeaseRenewed(lease, sent + ttl_s), self.world.latency_s(self.random))
+            else:
+                self.post(e.LeaseLost(lease), self.world.latency_s(self.random))
+                return
+        self._schedule_keepalive(lease, ttl_s, life)
+
+    def _put(self, action: a.Put) -> e.Event:
+        self.world.check_put(self, action)
+        revision = self.world.coordinator.put(action.record, action.expect, action.lease, action.guard)
+        if revision is None:
+            return e.PutRefused(action.operation)
+        return e.RecordPut(action.operation, action.record, revision)
+
+    def _resync(self) -> None:
+        """Read everything under the prefix, as the watch does when it begins."""
+        life, world = self.life, self.world
+
+        def read() -> None:
+            if self.life != life:
+                return
+            if self.cut or world.coordinator.down:
+                world.clock.after(0.5, read)
+                return
+            self._incarnation = world.coordinator.incarnation
+            self._backlog = []
+            self.post(e.ClusterRead(world.coordinator.read()))
+
+        world.clock.after(world.latency_s(self.random), read)
+
+    def _watched(self, key: str, record: Record | None, revision: int) -> None:
+        if self.state is None or self._incarnation != self.world.coordinator.incarnation:
+            return
+        event: e.Event = e.RecordGone(key, revision) if record is None else e.RecordSeen(record, revision)
+        if self.cut:
+            self._backlog.append(event)
+        else:
+            self.post(event, self.world.watch_latency_s)
+
+    def mend(self) -> None:
+        """The cut is over: what was missed arrives, or everything is read again if the coordinator is another one."""
+        self.cut = False
+        if self.state is None:
+            return
+        if self._incarnation != self.world.coordinator.incarnation:
+            self._resync()
+            return
+        backlog, self._backlog = self._backlog, []
+        for event in backlog:
+            self.post(event, self.world.watch_latency_s)
+
+    def seal(self, slab: int, step: int) -> None:
+        """The worker sealed a slab."""
+        self.world.seals += 1
+        seal = e.SlabSeal(slab, step, self.world.seals, self.shelf.slabs.get(slab, 100))
+        self.shelf.seals[slab] = seal
+        if self.worker is not None:
+            self.post(e.SnapshotSealed(self.worker.spec.worker_id, seal), 0.001)
+
+    def exited(self, worker: SimWorker, **how: object) -> None:
+        """A worker's process is gone; the agent hears of it unless it is gone itself."""
+        event = e.WorkerExited(
+            worker.spec.worker_id, self._now(), entered=worker.entered, completed=worker.completed,
+            seals=tuple(self.shelf.seals.values()),
+        )
+        self.post(replace(event, **how), 0.002)  # type: ignore[arg-type]
+        if self.worker is worker:
+            self.worker = None

@@ -1,0 +1,166 @@
+"""What one seed does: a job on a few hosts, faults while they last, then peace; and what must hold all along."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from keepstep.core import actions as a
+from keepstep.core import events as e
+from keepstep.core.policy import Policy
+from keepstep.core.state import Decision
+from keepstep.simulation.checkers import Checkers
+from keepstep.simulation.clockwork import Clockwork
+from keepstep.simulation.fakes import FakeCoordinator, FakeStore
+from keepstep.simulation.faults import FAULTS, Fault
+from keepstep.simulation.host import SimHost
+from keepstep.simulation.worker import STEP_S, SimWorker
+
+FAULTS_LAST_S = 60.0
+PEACE_S = 400.0
+
+
+@dataclass
+class Outcome:
+    """What became of a seed: `violations` is empty when all is well."""
+
+    seed: int
+    violations: list[str]
+    fired: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    turns: int = 0
+    virtual_s: float = 0.0
+
+
+class World:
+    """Everything of one simulated job."""
+
+    def __init__(self, seed: int, policy: Policy, hosts: int, last_step: int) -> None:
+        self.random, self.policy, self.last_step = Random(seed), policy, last_step
+        self.clock = Clockwork()
+        self.coordinator = FakeCoordinator(self.clock)
+        self.coordinator.on_expiry.append(self._lease_expired)
+        self.store = FakeStore()
+        self.names = tuple(f"algo-{n}" for n in range(1, hosts + 1))
+        self.latency_max_s = 0.01
+        self.watch_latency_s = 0.003
+        self.seals = 0
+        self.interrupted_at: float | None = None
+        self.fired: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.turns = 0
+        self.checkers = Checkers(self)
+        self.hosts = {name: SimHost(self, name, Random(f"{seed}/{name}")) for name in self.names}
+        self._barriers: dict[tuple[int, int], list[SimWorker]] = {}
+        self.trace: Callable[[SimHost, e.Event, Decision], None] | None = None
+
+    def latency_s(self, random: Random) -> float:
+        return random.uniform(0.0005, self.latency_max_s)
+
+    # --- a world of workers ------------------------------------------------------------------------------------------
+
+    def at_barrier(self, worker: SimWorker, step: int) -> None:
+        """A step is computed once all ranks of the generation have entered it; it fails when one of them is dead."""
+        key = (worker.spec.generation, step)
+        waiting = [w for w in self._barriers.get(key, []) if w.alive]
+        waiting.append(worker)
+        self._barriers[key] = waiting
+        if len(waiting) == worker.size:
+            del self._barriers[key]
+            self.clock.after(STEP_S, lambda: self._complete(waiting, step))
+        else:
+            self.wake_peers()
+
+    def _complete(self, workers: list[SimWorker], step: int) -> None:
+        if all(worker.alive for worker in workers):
+            for worker in workers:
+                worker.step_done(step)
+        else:
+            for worker in workers:
+                self._becomes_victim(worker)
+
+    def peer_died(self, worker: SimWorker) -> None:
+        for other in [w for waiting in self._barriers.values() for w in waiting]:
+            if other.spec.generation == worker.spec.generation and other is not worker:
+                self._becomes_victim(other)
+
+    def wake_peers(self) -> None:
+        """Workers at a barrier notice that a rank of their generation is not alive anywhere any more."""
+
+    def _becomes_victim(self, worker: SimWorker) -> None:
+        error = e.FirstError("UnavailableError", "collective ops aborted", self.clock.now + 0.03, worker.entered, True)
+        self.clock.after(self.random.uniform(0.03, 0.7), lambda: worker.fails(error))
+
+    # --- what is seen ------------------------------------------------------------------------------------------------
+
+    def seen(self, host: SimHost, event: e.Event, decision: Decision) -> None:
+        self.turns += 1
+        for note in decision.notes:
+            self.reasons[note.reason.value] += 1
+        self.checkers.decided(host, decision)
+        if self.trace is not None:
+            self.trace(host, event, decision)
+
+    def check_put(self, host: SimHost, action: a.Put) -> None:
+        self.checkers.put(host, action)
+
+    def worker_started(self, host: SimHost, worker: SimWorker) -> None:
+        self.checkers.started(host, worker)
+
+    def restored(self, worker: SimWorker, step: int) -> None:
+        self.checkers.restored(worker, step)
+
+    def completed(self, worker: SimWorker, step: int) -> None:
+        self.checkers.completed(worker, step)
+
+    def _lease_expired(self, lease: int) -> None:
+        self.checkers.lease_expired(lease)
+
+    # --- the plot ----------------------------------------------------------------------------------------------------
+
+    def inflict(self, fault: Fault) -> None:
+        """Do a fault, if it can happen now; count it."""
+        if fault.strike(self, self.random):
+            self.fired[fault.name] += 1
+
+    def play(self) -> None:
+        """Power on, let faults happen, let peace come, and see the job end."""
+        for host in self.hosts.values():
+            self.clock.after(self.random.uniform(0.0, 2.0), host.power_on)
+        at = 0.0
+        while True:
+            at += self.random.expovariate(1 / 8.0)
+            if at > FAULTS_LAST_S:
+                break
+            fault = self.random.choice(FAULTS)
+            self.clock.after(at, lambda f=fault: self.inflict(f))  # type: ignore[misc]
+        end = self.clock.now + FAULTS_LAST_S + PEACE_S
+        self.clock.run_until(end, self._over)
+        if not self._over():
+            self.checkers.violation("liveness: the job did not end after the faults had stopped")
+
+    def _over(self) -> bool:
+        return all(not host.up and host.exit_code is not None for host in self.hosts.values())
+
+
+def run_seed(seed: int, policy: Policy, trace: Callable[[SimHost, e.Event, Decision], None] | None = None) -> Outcome:
+    """Play one seed, and a second run of the job where the first one was interrupted."""
+    random = Random(seed)
+    hosts, last_step = random.choice((2, 2, 3)), random.choice((20, 40, 80))
+    world = World(seed, policy, hosts, last_step)
+    world.trace = trace
+    world.play()
+    violations = list(world.checkers.violations)
+    violations += world.checkers.at_the_end()
+    fired, reasons, turns = world.fired, world.reasons, world.turns
+    if not violations and any(host.exit_code == 143 for host in world.hosts.values()):
+        again = World(seed + 1_000_000, policy, hosts, last_step)
+        again.store, again.trace = world.store, trace
+        again.checkers.second_run = True
+        again.play()
+        violations += again.checkers.violations + again.checkers.at_the_end()
+        reasons += again.reasons
+        turns += again.turns
+    return Outcome(seed, violations, fired, reasons, turns, world.clock.now - 1_000_000.0)

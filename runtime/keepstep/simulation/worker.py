@@ -1,0 +1,130 @@
+"""A simulated worker: starts, joins, restores, steps in lockstep with its world, seals snapshots, drains."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from keepstep.core import actions as a
+from keepstep.core import events as e
+
+if TYPE_CHECKING:
+    from keepstep.simulation.host import SimHost
+
+STEP_S = 0.5
+SLAB_BYTES = 100
+
+
+class SimWorker:
+    """One worker process of a world of `size` ranks; alive until it dies, exits or is killed."""
+
+    def __init__(self, host: SimHost, spec: a.StartWorker, random: Random) -> None:
+        self.host, self.spec, self.random = host, spec, random
+        self.alive, self.joined, self.has_slabs, self.waiting = True, False, False, False
+        self.entered = self.completed = 0
+        self.size = int(dict(spec.environment)["KEEPSTEP_WORLD_SIZE"])
+        self._held = self._stepped = False
+        self._sealed = -1
+        host.post(e.WorkerStarted(spec.worker_id, 1))
+        self._after(random.uniform(1.0, 2.5), self._join)
+
+    def _after(self, seconds: float, what: object) -> None:
+        self.host.world.clock.after(seconds, lambda: what() if self.alive else None)  # type: ignore[operator]
+
+    def die(self) -> None:
+        """Gone without a report: the agent died, too."""
+        self.alive = False
+        self.host.world.peer_died(self)
+
+    def killed(self, signal: int) -> None:
+        """A signal ends the process."""
+        if self.alive:
+            self.die()
+            self.host.exited(self, signal=signal)
+
+    def fails(self, error: e.FirstError) -> None:
+        """An exception ends the script."""
+        if self.alive:
+            self.die()
+            self.host.exited(self, exit_code=1, error=error)
+
+    def _join(self) -> None:
+        self.joined = True
+        orders = self.host.shelf.orders
+        step = 0
+        if orders is not None and orders.restore_slab >= 0:
+            seal = self.host.shelf.seals.get(orders.restore_slab)
+            assert seal is not None and seal.step == orders.restore_step, "ordered to restore what is not there"
+            step = seal.step
+        self.entered = self.completed = step
+        self.host.post(e.WorkerJoined(self.spec.worker_id, "loop"))
+        self.host.post(e.LayoutAnnounced(self.spec.worker_id, 1, SLAB_BYTES))
+        self.host.world.restored(self, step)
+        self.host.post(e.WorkerRestored(self.spec.worker_id, step, 0.1), 0.1)
+        self._after(0.1, self._enter)
+
+    def look(self) -> None:
+        """Orders changed: a held worker looks again."""
+        if self.alive and self._held:
+            self._held = False
+            self._enter()
+
+    def _orders(self) -> a.WriteOrders | None:
+        orders = self.host.shelf.orders
+        return orders if orders is not None and orders.generation == self.spec.generation else None
+
+    def _enter(self) -> None:
+        """Publish the step entered, obey `hold`, then wait for the world at the barrier."""
+        if self.completed >= self.host.world.last_step:
+            self.alive = False
+            self.host.exited(self, exit_code=0)
+            return
+        step = self.completed + 1
+        self.entered = max(self.entered, step)
+        orders = self._orders()
+        if orders is not None and orders.hold and (orders.drain_step == 0 or self.completed >= orders.drain_step):
+            self._held = True
+            return
+        self.waiting = True
+        self.host.world.at_barrier(self, step)
+
+    def step_done(self, step: int) -> None:
+        """All ranks had entered `step`; it is completed."""
+        if not self.alive:
+            return
+        self.waiting = False
+        first = not self._stepped
+        self._stepped = True
+        self.completed = step
+        self.host.world.completed(self, step)
+        if first:
+            at = self.host.world.clock.now + self.host.skew_s
+            self.host.post(e.FirstStepCompleted(self.spec.worker_id, step, at), 0.05)
+        if step % 4 == 0:
+            self.host.post(e.StepsSampled(self.spec.worker_id, self.entered, step, STEP_S, 0.001))
+        orders = self._orders()
+        due = orders is not None and orders.snapshot_every > 0 and step % orders.snapshot_every == 0
+        last = step == self.host.world.last_step
+        drained = orders is not None and orders.hold and step == orders.drain_step
+        if due or last or drained:
+            self._snapshot(step, must=last or drained)
+        else:
+            self._enter()
+
+    def _snapshot(self, step: int, must: bool) -> None:
+        orders = self._orders()
+        if orders is None or orders.grant in (-1, self._sealed) or not self.has_slabs:
+            if must:
+                self._after(0.01, lambda: self._snapshot(step, must))
+            else:
+                self._enter()
+            return
+        slab = orders.grant
+        self.host.shelf.seals.pop(slab, None)
+        self._sealed = slab
+
+        def sealed() -> None:
+            self.host.seal(slab, step)
+            self._after(0.005, self._enter)
+
+        self._after(0.01, sealed)
