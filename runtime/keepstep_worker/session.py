@@ -57,7 +57,7 @@ class Session:
         self._published = self._ring_sequence = 0
         self.entered_step = self.completed_step = self.last_step = 0
         self.snapshot_ns = self.skipped = 0
-        self._start_ns = 0
+        self.start_ns = 0
         self._sealed_step = -1
         self._provider: Provider | None = None
         self._slabs = Slabs(wire, identity.generation)
@@ -147,7 +147,7 @@ class Session:
         orders = self._orders()  # read after publishing, so that agent or worker sees the other's word
         if orders.hold:
             self._hold(step)
-        self._start_ns = time.monotonic_ns()
+        self.start_ns = time.monotonic_ns()
 
     def complete_step(self, step: int, times: StepTimes = _NO_TIMES) -> None:
         """Declare that `step` was executed; takes a snapshot where one is due.
@@ -159,7 +159,7 @@ class Session:
         previous, self.completed_step = self.completed_step, step
         self._ring_sequence += 1
         self._wire.append(StepRecord(
-            self._ring_sequence, step, times.start_ns or self._start_ns, times.data_ready_ns,
+            self._ring_sequence, step, times.start_ns or self.start_ns, times.data_ready_ns,
             times.gradients_ready_ns, times.end_ns or time.monotonic_ns(),
         ))  # fmt: skip
         self._publish()
@@ -171,16 +171,20 @@ class Session:
         if every > 0 and step // every > previous // every:
             self._snapshot(forced=False)
 
-    def finish(self) -> None:
-        """Declare that the last step is done: seal it where it is not yet, then let the script run on to its end."""
+    def finish(self, whole: bool = True) -> None:
+        """Declare that there will be no further step: seal the last one, then let the script run on to its end.
+
+        Args:
+            whole: False where a step was begun and given up, so that the state is no step's.
+        """
         orders = self._orders()
-        if orders.hold:
+        if orders.hold and whole:
             self._hold(self.completed_step + 1)
-        if self._sealed_step != self.completed_step and orders.snapshot_every > 0:
+        if self._sealed_step != self.completed_step and orders.snapshot_every > 0 and whole:
             self._snapshot(forced=True)
         self._phase = wires.PHASE_FINISHED
         self._publish()
-        if self._orders().hold:
+        if self._orders().hold and whole:
             self._hold(self.completed_step + 1)
 
     def snapshot(self) -> None:

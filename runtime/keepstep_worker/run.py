@@ -1,0 +1,209 @@
+"""Three lines for custom loops: a data position, what to save, and steps that go on where they were.
+
+Outside keepstep the same code runs as plain TensorFlow, from the first step to the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from keepstep_worker import codec
+from keepstep_worker import variables as state
+from keepstep_worker.dataset import Dataset
+from keepstep_worker.session import RestoreError, Session, StepTimes
+from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, SlabView, Tensor
+
+_RANDOM_KEY = f"{LOCAL}keepstep/random"
+
+
+def join() -> Run:
+    """Join the training that the agent runs; outside keepstep, one that nobody watches."""
+    session = Session.current()
+    if session is not None:
+        session.join("loop")
+    return Run(session)
+
+
+class Run:
+    """One training as a custom loop sees it.
+
+    Attributes:
+        rank: this process's rank, from TF_CONFIG outside keepstep.
+        world_size: number of ranks.
+        generation: of the world, 0 outside keepstep.
+        step: the newest completed step, 0 before the first.
+    """
+
+    def __init__(self, session: Session | None) -> None:
+        self._session = session
+        self.step = self.generation = 0
+        if session is not None:
+            who = session.identity
+            self.rank, self.world_size, self.generation = who.rank, who.world_size, who.generation
+        else:
+            self.rank, self.world_size = _read_cluster(os.environ.get("TF_CONFIG", ""))
+        self._tracked = False
+        self._tensors: list[Tensor] = []
+        self._stateful: dict[str, Any] = {}
+        self._blobs = Blobs()
+        self._datasets: list[Dataset] = []
+
+    def dataset(
+        self,
+        source: Any,
+        *,
+        global_batch: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_remainder: bool = False,
+        strategy: Any = None,
+    ) -> Dataset:
+        """Return an endless iterator over this rank's part of each global batch; see Dataset for the arguments."""
+        made = Dataset(
+            source,
+            global_batch=global_batch,
+            seed=seed,
+            shuffle=shuffle,
+            drop_remainder=drop_remainder,
+            shard=(self.rank, self.world_size),
+            strategy=strategy,
+        )
+        self._datasets.append(made)
+        return made
+
+    def track(self, **things: Any) -> None:
+        """Say what belongs to the state, under names of the script's choice; a saved state is restored here.
+
+        Models, layers and modules must be built; an optimizer is built here where it is not. Trainable variables and
+        optimizers are replicated; all other variables, data positions and the random states of Python and NumPy are
+        local to the rank.
+
+        Args:
+            things: models, layers, tf.Modules, optimizers, variables, tf.random.Generators, datasets, and objects with
+                `state()` and `set_state(state)`, whose state is made of numbers, strings, arrays and collections.
+
+        Raises:
+            RestoreError: the saved state does not fit what the script has built.
+            TypeError: something of a kind that can not be tracked.
+            ValueError: a model has no variables yet.
+        """
+        if self._tracked:
+            raise RuntimeError("track() was called before: name everything in one call")
+        self._tracked = True
+        named: list[state.Named] = []
+        taken: set[str] = set()
+        trainable = [variable for thing in things.values() for variable in getattr(thing, "trainable_variables", ())]
+        for name, thing in sorted(things.items(), key=lambda item: _is_optimizer(item[1])):
+            if _is_optimizer(thing):
+                _build_optimizer(thing, trainable)
+                named += state.name_optimizer(name, thing, taken)
+            elif hasattr(thing, "trainable_variables") and hasattr(thing, "variables"):
+                if not thing.variables:
+                    raise ValueError(f"{name} has no variables yet: build it before track()")
+                named += state.name_model(name, thing, taken)
+            elif hasattr(thing, "make_seeds") and hasattr(thing, "state"):
+                named.append((f"{LOCAL}{name}/state", thing.state))
+            elif hasattr(thing, "assign"):
+                kind = REPLICATED if getattr(thing, "trainable", False) else LOCAL
+                named.append((f"{kind}{name}", thing))
+            elif hasattr(thing, "set_state") and hasattr(thing, "state"):
+                self._stateful[f"{LOCAL}{name}"] = thing
+            else:
+                raise TypeError(f"{name} is a {type(thing).__name__}, which can not be tracked")
+        if self._session is not None:
+            self._tensors = state.tensors_of(named)
+            self._restore(self._session, named)
+            self._session.set_provider(self._collect)
+            self._session.announce()
+
+    def steps(self, last_step: int) -> Iterator[int]:
+        """Yield the steps that are left, up to and including `last_step`; the loop's body executes one."""
+        session = self._session
+        if session is not None and not self._tracked and session.restored() is not None:
+            raise RestoreError("there is a state to restore: call track() before steps()")
+        while self.step < last_step:
+            step = self.step + 1
+            if session is not None:
+                session.enter_step(step, last_step)
+            try:
+                yield step
+            except GeneratorExit:  # the loop was left
+                if session is not None:
+                    session.finish(whole=False)
+                raise
+            self.step = step
+            if session is not None:
+                session.complete_step(step, self._times(session))
+        if session is not None:
+            session.finish()
+
+    def _times(self, session: Session) -> StepTimes:
+        ready_ns = max((data.ready_ns for data in self._datasets), default=0)
+        return StepTimes(data_ready_ns=ready_ns if ready_ns > session.start_ns else 0)
+
+    def _collect(self) -> list[Tensor]:
+        blobs = [self._blobs.tensor(key, codec.dumps(thing.state())) for key, thing in self._stateful.items()]
+        return [*self._tensors, *blobs, self._blobs.tensor(_RANDOM_KEY, codec.dumps(_random_state()))]
+
+    def _restore(self, session: Session, named: list[state.Named]) -> None:
+        view = session.restored()
+        if view is None:
+            return
+        state.assign(view, named, [*self._stateful, _RANDOM_KEY])
+        for key, thing in self._stateful.items():
+            thing.set_state(_load(view, key))
+        _set_random_state(_load(view, _RANDOM_KEY))
+        self.step = view.step
+        session.restoration_done(view.step)
+
+
+def _load(view: SlabView, key: str) -> Any:
+    if key not in view:
+        raise RestoreError(f"the state of step {view.step} has no {key}")
+    return codec.loads(view.blob(key))
+
+
+def _read_cluster(tf_config: str) -> tuple[int, int]:
+    """Return rank and world size as TensorFlow's own cluster variable has them; (0, 1) where it says nothing."""
+    try:
+        config = json.loads(tf_config)
+        cluster, task = config["cluster"], config["task"]
+        order = [(kind, index) for kind in ("chief", "worker") for index in range(len(cluster.get(kind, ())))]
+        return order.index((task["type"], int(task["index"]))), len(order)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return 0, 1
+
+
+def _is_optimizer(thing: Any) -> bool:
+    return hasattr(thing, "apply_gradients") and hasattr(thing, "variables")
+
+
+def _build_optimizer(optimizer: Any, trainable: list[Any]) -> None:
+    """Create an optimizer's slots where its first step has not done so yet, in the strategy of the variables."""
+    if getattr(optimizer, "built", False) or getattr(optimizer, "_built", False) or not trainable:
+        return
+    strategy = getattr(getattr(trainable[0], "_value", trainable[0]), "distribute_strategy", None)
+    with strategy.scope() if strategy is not None else contextlib.nullcontext():
+        if hasattr(optimizer, "build"):
+            optimizer.build(trainable)
+        else:  # tf_keras.optimizers.legacy
+            _ = optimizer.iterations
+            optimizer._create_all_weights(trainable)
+
+
+def _random_state() -> dict[str, Any]:
+    import numpy
+
+    return {"python": random.getstate(), "numpy": numpy.random.get_state()}
+
+
+def _set_random_state(saved: dict[str, Any]) -> None:
+    import numpy
+
+    random.setstate(saved["python"])
+    numpy.random.set_state(saved["numpy"])
