@@ -1,0 +1,110 @@
+"""A committed checkpoint back into a slab, every byte checked against the manifest on its way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from keepstep.checkpoint.digests import combine_crc32c, crc32c, file_crc32c, format_digest
+from keepstep.checkpoint.manifest import Manifest, StoredObject
+from keepstep.checkpoint.safetensors import MalformedSlab, parse_head_bytes, read_layout
+from keepstep.checkpoint.store import ObjectStore
+
+STREAMS = 4
+"""Objects read at the same time; each holds one piece of the store's in memory."""
+
+
+class CorruptObject(Exception):
+    """An object is not what the manifest says; the message begins with its key."""
+
+
+class NoRoom(Exception):
+    """The slab's memory can not be had."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The slab that was filled: its length, and digests of its regions as `verify` would give them."""
+
+    size_bytes: int
+    replicated: str
+    local: str
+
+
+def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int) -> Fetched:
+    """Fill an empty file with the slab of `rank`: the head, what all hold alike, and what the rank alone holds.
+
+    A rank that the manifest's world did not have takes the local state of another one in turn.
+
+    Raises:
+        CorruptObject: an object differs from what the manifest says in size or CRC, or makes up no slab.
+        NotFound: an object is gone.
+        NoRoom: no memory for the slab.
+        StoreError: the store's own.
+    """
+    local = manifest.local(rank)
+    size_bytes = local.size_bytes + manifest.replicated_bytes
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+    except OSError as error:
+        raise NoRoom(f"{size_bytes} bytes for the slab: {error.strerror}") from error
+    head_bytes = _read_head_bytes(store, local)
+
+    def place_local(piece: bytes, at: int) -> None:
+        in_head = max(0, min(len(piece), head_bytes - at))
+        _write(fd, piece[:in_head], at)
+        _write(fd, piece[in_head:], at + in_head + manifest.replicated_bytes)
+
+    _receive(store, local, place_local)
+    with ThreadPoolExecutor(STREAMS, thread_name_prefix="fetch") as streams:
+        for done in [streams.submit(_receive_share, store, o, fd, head_bytes) for o in manifest.replicated()]:
+            done.result()
+    try:
+        layout = read_layout(fd, size_bytes)
+    except MalformedSlab as error:
+        raise CorruptObject(f"{local.key}: {error}") from error
+    if layout.replicated_bytes != manifest.replicated_bytes:
+        raise CorruptObject(
+            f"{local.key}: its head wants {layout.replicated_bytes} replicated bytes of {manifest.replicated_bytes}"
+        )
+    # What was written is what is in memory now: the shares' CRCs were checked while they passed.
+    replicated = combine_crc32c((int(o.crc32c, 16), o.size_bytes) for o in manifest.replicated())
+    local_at = layout.head_bytes + layout.replicated_bytes
+    return Fetched(size_bytes, format_digest(replicated), format_digest(file_crc32c(fd, local_at, layout.local_bytes)))
+
+
+def _read_head_bytes(store: ObjectStore, local: StoredObject) -> int:
+    try:
+        head_bytes = parse_head_bytes(b"".join(store.get(local.key, 0, 8)))
+    except MalformedSlab as error:
+        raise CorruptObject(f"{local.key}: {error}") from error
+    if head_bytes > local.size_bytes:
+        raise CorruptObject(f"{local.key}: a head of {head_bytes} bytes in an object of {local.size_bytes}")
+    return head_bytes
+
+
+def _receive_share(store: ObjectStore, share: StoredObject, fd: int, head_bytes: int) -> None:
+    _receive(store, share, lambda piece, at: _write(fd, piece, head_bytes + share.offset + at))
+
+
+def _receive(store: ObjectStore, stored: StoredObject, place: Callable[[bytes, int], None]) -> None:
+    done, crc = 0, 0
+    for piece in store.get(stored.key):
+        if done + len(piece) > stored.size_bytes:
+            raise CorruptObject(f"{stored.key}: longer than the {stored.size_bytes} bytes of the manifest")
+        place(piece, done)
+        crc = crc32c(piece, crc)
+        done += len(piece)
+    if done != stored.size_bytes:
+        raise CorruptObject(f"{stored.key}: {done} bytes, the manifest says {stored.size_bytes}")
+    if f"{crc:08x}" != stored.crc32c:
+        raise CorruptObject(f"{stored.key}: CRC32C {crc:08x}, the manifest says {stored.crc32c}")
+
+
+def _write(fd: int, piece: bytes, at: int) -> None:
+    view = memoryview(piece)
+    while view:
+        written = os.pwrite(fd, view, at)
+        view, at = view[written:], at + written

@@ -1,0 +1,137 @@
+"""Which checkpoints stay, and the removal of what no checkpoint needs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from keepstep.checkpoint.commit import Fenced, read_head, read_manifest
+from keepstep.checkpoint.keys import (
+    ManifestName,
+    manifests_prefix,
+    objects_prefix,
+    parse_manifest_key,
+    parse_object_key,
+    probe_prefix,
+)
+from keepstep.checkpoint.store import NotFound, ObjectStore
+from keepstep.checkpoint.strict_json import MalformedDocument
+
+GRACE_S = 3600.0
+"""Longer than any upload takes: what is younger may belong to a checkpoint that is being made."""
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What to keep.
+
+    Attributes:
+        keep_last: newest checkpoints to keep, at least 1.
+        keep_every: keep each step that this divides, too; 0 for none.
+        restoring: keys of manifests that somebody may be reading.
+        grace_s: age in seconds from which an object that no checkpoint names is garbage.
+    """
+
+    keep_last: int
+    keep_every: int = 0
+    restoring: frozenset[str] = frozenset()
+    grace_s: float = GRACE_S
+
+
+@dataclass(frozen=True)
+class Swept:
+    """How much was removed."""
+
+    manifests: int
+    objects: int
+    unfinished: int
+
+
+def plan_retention(
+    names: Iterable[ManifestName], keep_last: int, keep_every: int, restoring: Collection[ManifestName]
+) -> frozenset[ManifestName]:
+    """Checkpoints to delete. Of several for one step, only that of the newest generation counts as "every n-th".
+
+    Raises:
+        ValueError: `keep_last` is below 1, or `keep_every` below 0.
+    """
+    if keep_last < 1 or keep_every < 0:
+        raise ValueError(f"keep_last {keep_last}, keep_every {keep_every}")
+    newest_first = sorted(set(names), reverse=True)
+    kept = {*newest_first[:keep_last], *restoring}
+    if keep_every:
+        steps: set[int] = set()
+        for name in newest_first:
+            if name.step % keep_every == 0 and name.step not in steps:
+                steps.add(name.step)
+                kept.add(name)
+    return frozenset(name for name in newest_first if name not in kept)
+
+
+def sweep(store: ObjectStore, job: str, generation: int | None, retention: Retention, now_unix: float) -> Swept:
+    """Delete what retention lets go: a manifest before its objects, so that no checkpoint is ever half there.
+
+    Args:
+        store: where.
+        job: whose.
+        generation: the caller's, refused where HEAD has a newer one; None leaves that out.
+        retention: what to keep.
+        now_unix: the time by which ages are counted.
+
+    Raises:
+        Fenced: HEAD belongs to a newer generation.
+        StoreError: the store's own.
+    """
+    head = read_head(store, job).head
+    if head is None:
+        return Swept(0, 0, 0)
+    if generation is not None and head.generation > generation:
+        raise Fenced(f"HEAD belongs to generation {head.generation}, this is {generation}")
+    committed = parse_manifest_key(job, head.manifest)
+    names = {name for key in store.list(manifests_prefix(job)) if (name := parse_manifest_key(job, key)) is not None}
+    reading = {name for key in retention.restoring if (name := parse_manifest_key(job, key)) is not None}
+    held = reading if committed is None else {*reading, committed}
+    doomed = plan_retention(names, retention.keep_last, retention.keep_every, held)
+    # A manifest newer than HEAD's may be about to be named by it.
+    doomed = frozenset(name for name in doomed if committed is not None and name < committed)
+    objects = sum(_delete_checkpoint(store, job, name) for name in sorted(doomed))
+    alive = {(name.generation, name.step) for name in names - doomed}
+    for key in _garbage(store, job, alive, committed):
+        objects += _delete_if_old(store, key, now_unix - retention.grace_s)
+    unfinished = store.discard_unfinished(f"{job}/", now_unix - retention.grace_s)
+    return Swept(len(doomed), objects, unfinished)
+
+
+def _delete_checkpoint(store: ObjectStore, job: str, name: ManifestName) -> int:
+    key = name.key(job)
+    try:
+        objects = [stored.key for stored in read_manifest(store, job, key).objects]
+    except (MalformedDocument, NotFound):
+        objects = []  # whatever belonged to it is found as garbage once the grace is over
+    store.delete(key)
+    for stored in objects:
+        store.delete(stored)
+    return len(objects)
+
+
+def _garbage(
+    store: ObjectStore, job: str, alive: set[tuple[int, int]], committed: ManifestName | None
+) -> Iterator[str]:
+    yield from store.list(probe_prefix(job))
+    if committed is None:
+        return
+    newest = (committed.generation, committed.step)
+    for key in store.list(objects_prefix(job)):
+        place = parse_object_key(job, key)
+        if place is not None and place not in alive and place < newest:
+            yield key
+
+
+def _delete_if_old(store: ObjectStore, key: str, before_unix: float) -> int:
+    try:
+        if store.stat(key).modified_unix >= before_unix:
+            return 0
+    except NotFound:
+        return 0
+    store.delete(key)
+    return 1
