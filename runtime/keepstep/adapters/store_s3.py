@@ -1,0 +1,299 @@
+"""A store in S3, or in what speaks its language: conditional writes, CRC32C that the service checks, parts.
+
+Where the endpoint, region and credentials come from is botocore's business (environment, profile, instance role).
+Each request is tried twice by botocore; whoever wants more patience wraps the store.
+Source: S3's API model for conditional writes (412 decided, 409 again) and full-object CRC32C.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+from awscrt import checksums
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    NoRegionError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
+from urllib3.exceptions import HTTPError
+
+from keepstep.checkpoint.store import (
+    Body,
+    ChecksumMismatch,
+    Chunks,
+    Conflict,
+    NotFound,
+    ObjectStat,
+    PreconditionFailed,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+    body_chunks,
+    body_size,
+)
+
+SINGLE_PUT_BYTES_MAX = 64 << 20
+PART_BYTES_MIN = 16 << 20
+PARTS_MAX = 10_000
+PARTS_IN_FLIGHT = 4
+READ_BYTES = 8 << 20
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 30
+
+_ABSENT = {"404", "NoSuchKey", "NotFound"}
+_UNDECIDED = {"409", "ConditionalRequestConflict", "OperationAborted"}
+_FAILED = {"412", "PreconditionFailed"}
+_PASSING = {
+    "RequestTimeout", "RequestTimeTooSkewed", "SlowDown", "Throttling", "ThrottlingException", "InternalError",
+    "TooManyRequestsException", "ServiceUnavailable", "BadDigest", "XAmzContentChecksumMismatch", "IncompleteBody",
+    "NoSuchUpload", "ExpiredToken", "ExpiredTokenException",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Part:
+    number: int
+    data: bytes
+    crc: int
+
+
+class S3Store:
+    """Objects below `prefix` of a bucket; keys are relative to it."""
+
+    def __init__(self, client: Any, bucket: str, prefix: str = "") -> None:
+        self._client = client
+        self._bucket = bucket
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+
+    @classmethod
+    def connect(cls, bucket: str, prefix: str = "", endpoint: str | None = None) -> S3Store:
+        """Open a store; nothing is asked of it yet.
+
+        Raises:
+            StoreRefused: the client's configuration can not be.
+        """
+        config = Config(
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=READ_TIMEOUT_S,
+            retries={"mode": "standard", "total_max_attempts": 2},
+            max_pool_connections=16,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+        with _translated(f"s3://{bucket}"):
+            try:
+                return cls(boto3.client("s3", endpoint_url=endpoint, config=config), bucket, prefix)
+            except ValueError as error:
+                raise StoreRefused(f"s3://{bucket}: {error}") from error
+
+    def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+        crc32c: int | None = None,
+    ) -> str:
+        where = {"Bucket": self._bucket, "Key": self._prefix + key}
+        conditions = {"IfNoneMatch": "*"} if if_absent else {}
+        if if_match is not None:
+            conditions["IfMatch"] = if_match
+        if not isinstance(body, bytes) and body.size_bytes > SINGLE_PUT_BYTES_MAX:
+            return self._put_parts(where, body, conditions, crc32c)
+        data = b"".join(body_chunks(body))
+        crc = checksums.crc32c(data)
+        if len(data) != body_size(body) or crc32c not in (None, crc):
+            raise ChecksumMismatch(f"{key}: {len(data)} bytes with CRC32C {crc:08x} are not what was announced")
+        with _translated(key, absent=PreconditionFailed if if_match is not None else StoreRefused):
+            answer = self._client.put_object(**where, Body=data, ChecksumCRC32C=_encode(crc), **conditions)
+        return str(answer["ETag"])
+
+    def get(self, key: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
+        if size == 0:
+            self.stat(key)
+            return
+        ranged = {"Range": f"bytes={start}-{'' if size is None else start + size - 1}"} if start or size else {}
+        with _translated(key):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, **ranged)
+            except ClientError as error:
+                if _code(error) == "InvalidRange":
+                    return
+                raise
+        with contextlib.closing(answer["Body"]) as stream:
+            while True:
+                with _translated(key):
+                    piece = stream.read(READ_BYTES)
+                if not piece:
+                    return
+                yield piece
+
+    def stat(self, key: str) -> ObjectStat:
+        with _translated(key):
+            answer = self._client.head_object(Bucket=self._bucket, Key=self._prefix + key)
+        return ObjectStat(int(answer["ContentLength"]), str(answer["ETag"]), answer["LastModified"].timestamp())
+
+    def list(self, prefix: str) -> Iterator[str]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._prefix + prefix
+        )
+        for page in _pages(prefix, pages):
+            for found in page.get("Contents", ()):
+                yield str(found["Key"])[len(self._prefix) :]
+
+    def delete(self, key: str, *, if_match: str | None = None) -> None:
+        where = {"Bucket": self._bucket, "Key": self._prefix + key}
+        with _translated(key, absent=PreconditionFailed):
+            if if_match is None:
+                self._client.delete_object(**where)
+                return
+            # Not every store that knows conditional writes knows conditional deletes: so look first, too.
+            if self._client.head_object(**where)["ETag"] != if_match:
+                raise PreconditionFailed(f"{key} is another object than the one that was seen")
+            self._client.delete_object(**where, IfMatch=if_match)
+
+    def discard_unfinished(self, prefix: str, before_unix: float) -> int:
+        """Abort multipart uploads that were begun before then: they cost money until somebody does."""
+        discarded = 0
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=self._bucket, Prefix=self._prefix + prefix
+        )
+        for page in _pages(prefix, pages):
+            for found in page.get("Uploads", ()):
+                if found["Initiated"].timestamp() < before_unix:
+                    self._abort({"Bucket": self._bucket, "Key": found["Key"]}, found["UploadId"])
+                    discarded += 1
+        return discarded
+
+    def _put_parts(self, where: dict[str, str], body: Chunks, conditions: dict[str, str], crc32c: int | None) -> str:
+        key = where["Key"]
+        with _translated(key):
+            begun = self._client.create_multipart_upload(
+                **where, ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT"
+            )
+        upload = begun["UploadId"]
+        finished = False
+        try:
+            parts, crc = self._send_parts(where, upload, body)
+            if crc32c not in (None, crc):
+                raise ChecksumMismatch(f"{key}: CRC32C {crc:08x}, {crc32c:08x} was announced")
+            with _translated(key, absent=PreconditionFailed if "IfMatch" in conditions else StoreUnavailable):
+                answer = self._client.complete_multipart_upload(
+                    **where,
+                    UploadId=upload,
+                    MultipartUpload={"Parts": parts},
+                    ChecksumCRC32C=_encode(crc),
+                    ChecksumType="FULL_OBJECT",
+                    **conditions,
+                )
+            finished = True
+        finally:
+            if not finished:
+                with contextlib.suppress(StoreError):  # what stays behind is swept after a grace
+                    self._abort(where, upload)
+        return str(answer["ETag"])
+
+    def _send_parts(self, where: dict[str, str], upload: str, body: Chunks) -> tuple[Sequence[dict[str, Any]], int]:
+        """Send all parts, a few at a time, so that only those are in memory; returns them and the CRC of the whole."""
+        sent: deque[dict[str, Any]] = deque()
+        crc, total = 0, 0
+
+        def send(part: _Part) -> dict[str, Any]:
+            named = {"PartNumber": part.number, "ChecksumCRC32C": _encode(part.crc)}
+            with _translated(where["Key"], absent=StoreUnavailable):
+                answer = self._client.upload_part(**where, UploadId=upload, Body=part.data, **named)
+            return {**named, "ETag": answer["ETag"]}
+
+        with ThreadPoolExecutor(PARTS_IN_FLIGHT, thread_name_prefix="part") as senders:
+            flying: deque[Future[dict[str, Any]]] = deque()
+            for number, data in enumerate(_regroup(body), start=1):
+                if len(flying) == PARTS_IN_FLIGHT:
+                    sent.append(flying.popleft().result())
+                part = _Part(number, data, checksums.crc32c(data))
+                crc = checksums.combine_crc32c(crc, part.crc, len(data))
+                total += len(data)
+                flying.append(senders.submit(send, part))
+            sent.extend(future.result() for future in flying)
+        if total != body.size_bytes:
+            raise ChecksumMismatch(f"{where['Key']}: {total} bytes, {body.size_bytes} were announced")
+        return tuple(sent), crc
+
+    def _abort(self, where: dict[str, str], upload: str) -> None:
+        with _translated(where["Key"], absent=StoreUnavailable):
+            self._client.abort_multipart_upload(**where, UploadId=upload)
+
+
+def _regroup(body: Chunks) -> Iterator[bytes]:
+    """Deliver a body in parts of one size, the last one apart, as the service wants them."""
+    part_bytes = max(PART_BYTES_MIN, -(-body.size_bytes // PARTS_MAX))
+    held, held_bytes = [], 0
+    for chunk in body:
+        at = 0
+        while at < len(chunk):
+            piece = chunk[at : at + part_bytes - held_bytes]
+            held.append(piece)
+            held_bytes += len(piece)
+            at += len(piece)
+            if held_bytes == part_bytes:
+                yield b"".join(held)
+                held, held_bytes = [], 0
+    if held:
+        yield b"".join(held)
+
+
+def _encode(crc: int) -> str:
+    return base64.b64encode(crc.to_bytes(4, "big")).decode()
+
+
+def _pages(what: str, pages: Any) -> Iterator[dict[str, Any]]:
+    remaining = iter(pages)
+    while True:
+        with _translated(what, absent=StoreRefused):
+            page = next(remaining, None)
+        if page is None:
+            return
+        yield page
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _store_error(what: str, error: ClientError, absent: type[StoreError]) -> StoreError:
+    code, status = _code(error), int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    if code in _ABSENT:
+        kind = absent
+    elif code in _FAILED:
+        kind = PreconditionFailed
+    elif code in _UNDECIDED:
+        kind = Conflict
+    elif code in _PASSING or (status >= 500 and status != 501) or status == 429:
+        kind = StoreUnavailable
+    else:
+        kind = StoreRefused
+    return kind(f"{what}: {error}")
+
+
+@contextlib.contextmanager
+def _translated(what: str, absent: type[StoreError] = NotFound) -> Iterator[None]:
+    try:
+        yield
+    except ClientError as error:
+        raise _store_error(what, error, absent) from error
+    except (NoCredentialsError, PartialCredentialsError, NoRegionError, ParamValidationError, ProfileNotFound) as error:
+        raise StoreRefused(f"{what}: {error}") from error
+    except (BotoCoreError, HTTPError, OSError) as error:
+        raise StoreUnavailable(f"{what}: {error}") from error
