@@ -1,0 +1,322 @@
+"""The uploader: the only process that reads slabs and talks to the store; of low priority, a child of the agent.
+
+`python -m keepstep.app.uploader --socket-fd N` serves commands until the socket ends. A command is a JSON object with
+`id` and `command`, a slab's descriptor beside it where one is wanted (+ fd); the reply has the same `id` and `ok`.
+Where `ok` is false, `error` is one of ERRORS and `detail` says more.
+
+    open    store, job, [endpoint]                  a probe; where the store is away, each later command tries it again
+    head    [without]                               head: {generation, step, manifest, digest, run} or null; unreadable
+    verify  slab, step, size_bytes + fd             replicated, local, head_bytes, replicated_bytes, local_bytes
+    upload  slab, step, generation, run, rank, world, size_bytes + fd             objects, replicated, bytes, seconds
+    commit  generation, step, run, world, digest, objects                         manifest, seconds
+    fetch   manifest, rank, world + fd of an empty file                           step, size_bytes, replicated, local
+    sweep   keep_last, keep_every, [generation, restoring, grace_s]               manifests, objects, unfinished
+
+Each family of commands has a thread of its own, so that none waits behind another's bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from keepstep.adapters import clock
+from keepstep.adapters.uploader import IN_FLIGHT_MAX, PacketError, receive_packet, send_packet
+from keepstep.checkpoint import commit, restore, retention, upload
+from keepstep.checkpoint.digests import ShortSlab
+from keepstep.checkpoint.keys import ManifestName, is_job, is_run
+from keepstep.checkpoint.manifest import build_manifest, parse_stored_object
+from keepstep.checkpoint.probe import probe_store
+from keepstep.checkpoint.retrying import RetryingStore
+from keepstep.checkpoint.safetensors import MalformedSlab
+from keepstep.checkpoint.store import (
+    ChecksumMismatch,
+    NotFound,
+    ObjectStore,
+    StoreError,
+    StoreRefused,
+)
+from keepstep.checkpoint.strict_json import MalformedDocument
+
+ERRORS: Final = ("fenced", "unavailable", "refused", "corrupt", "missing", "conflict", "invalid")
+"""fenced: a newer generation or another run has HEAD; unavailable: try again; refused: for good; corrupt: bytes are not
+what they should be; missing: an object is gone; conflict: decided otherwise already; invalid: no such command."""
+
+LANES: Final = {
+    "open": "head", "head": "head", "verify": "verify", "upload": "upload", "commit": "commit", "fetch": "fetch",
+    "sweep": "sweep",
+}  # fmt: skip
+NICENESS = 10
+EXIT_BUG = 70
+PR_SET_PDEATHSIG = 1
+_FAMILIES: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...]] = (
+    (commit.Fenced, "fenced"),
+    (commit.StaleStep, "conflict"),
+    ((MalformedDocument, MalformedSlab, ShortSlab, ChecksumMismatch, restore.CorruptObject), "corrupt"),
+    (NotFound, "missing"),
+    ((StoreRefused, restore.NoRoom), "refused"),
+    (StoreError, "unavailable"),
+)
+
+
+class InvalidCommand(Exception):
+    """The agent asked for something that does not exist."""
+
+
+class Uploader:
+    """What the commands do; one method for each, called in the thread of its lane."""
+
+    def __init__(self) -> None:
+        self._opening = threading.Lock()
+        self._where: tuple[str, str, str | None] | None = None
+        self._store: ObjectStore | None = None
+
+    def perform(self, command: Mapping[str, Any], fd: int | None) -> dict[str, object]:
+        """Carry a command out and return what the reply holds beside `id` and `ok`.
+
+        Raises:
+            InvalidCommand: a field is missing or of a wrong type.
+        """
+        match command.get("command"):
+            case "open":
+                return self._open(command)
+            case "head":
+                return self._head(command)
+            case "verify":
+                return self._verify(command, _wanted(fd))
+            case "upload":
+                return self._upload(command, _wanted(fd))
+            case "commit":
+                return self._commit(command)
+            case "fetch":
+                return self._fetch(command, _wanted(fd))
+            case "sweep":
+                return self._sweep(command)
+            case other:
+                raise InvalidCommand(f"no command {other!r}")
+
+    def _open(self, command: Mapping[str, Any]) -> dict[str, object]:
+        job, endpoint = _text(command, "job"), command.get("endpoint")
+        if not is_job(job) or not isinstance(endpoint, str | None):
+            raise InvalidCommand(f"job {job!r} or endpoint {endpoint!r} can not be")
+        with self._opening:
+            self._where, self._store = (_text(command, "store"), job, endpoint), None
+        self._opened()
+        return {}
+
+    def _opened(self) -> tuple[ObjectStore, str]:
+        with self._opening:
+            if self._where is None:
+                raise InvalidCommand("no store was named yet")
+            url, job, endpoint = self._where
+            if self._store is None:
+                store = connect_store(url, endpoint)
+                probe_store(store, job, commit.new_nonce())  # without patience: whoever wants the store comes again
+                self._store = RetryingStore(store)
+            return self._store, job
+
+    def _head(self, command: Mapping[str, Any]) -> dict[str, object]:
+        store, job = self._opened()
+        head, unreadable = commit.newest_checkpoint(store, job, _texts(command, "without"))
+        shown = head and {name: value for name, value in asdict(head).items() if name != "nonce"}
+        return {"head": shown, "unreadable": list(unreadable)}
+
+    def _verify(self, command: Mapping[str, Any], fd: int) -> dict[str, object]:
+        measured = upload.measure_slab(fd, _number(command, "size_bytes"))
+        return {"replicated": measured.replicated, "local": measured.local, **asdict(measured.layout)}
+
+    def _upload(self, command: Mapping[str, Any], fd: int) -> dict[str, object]:
+        store, job = self._opened()
+        rank, world_size = _number(command, "rank"), _number(command, "world")
+        if rank >= world_size:
+            raise InvalidCommand(f"rank {rank} of {world_size}")
+        order = upload.UploadOrder(job, _name(command), rank, world_size, _number(command, "size_bytes"))
+        begun = clock.monotonic()
+        done = upload.upload(store, fd, order)
+        return {
+            "objects": [asdict(stored) for stored in done.objects],
+            "replicated": done.replicated,
+            "bytes": done.size_bytes,
+            "seconds": clock.monotonic() - begun,
+        }
+
+    def _commit(self, command: Mapping[str, Any]) -> dict[str, object]:
+        store, job = self._opened()
+        begun = clock.monotonic()
+        entries = command.get("objects")
+        if not isinstance(entries, list):
+            raise InvalidCommand("objects must be a list")
+        objects = [parse_stored_object(entry, f"objects[{i}]") for i, entry in enumerate(entries)]
+        world_size, digest, now_unix = _number(command, "world"), _text(command, "digest"), int(clock.unix_time())
+        manifest = build_manifest(job, _name(command), world_size, digest, objects, now_unix)
+        return {"manifest": commit.commit(store, manifest), "seconds": clock.monotonic() - begun}
+
+    def _fetch(self, command: Mapping[str, Any], fd: int) -> dict[str, object]:
+        store, job = self._opened()
+        begun = clock.monotonic()
+        manifest = commit.read_manifest(store, job, _text(command, "manifest"))
+        fetched = restore.fetch(store, manifest, _number(command, "rank"), fd)
+        return {"step": manifest.step, **asdict(fetched), "seconds": clock.monotonic() - begun}
+
+    def _sweep(self, command: Mapping[str, Any]) -> dict[str, object]:
+        store, job = self._opened()
+        generation = _number(command, "generation") if "generation" in command else None
+        wanted = retention.Retention(
+            _number(command, "keep_last"),
+            _number(command, "keep_every"),
+            _texts(command, "restoring"),
+            _number(command, "grace_s") if "grace_s" in command else retention.GRACE_S,
+        )
+        if wanted.keep_last < 1:
+            raise InvalidCommand("keep_last must be 1 or more")
+        return asdict(retention.sweep(store, job, generation, wanted, clock.unix_time()))
+
+
+class Server:
+    """Takes commands off the line, hands each to its lane, and sends the replies."""
+
+    def __init__(self, line: socket.socket, uploader: Uploader) -> None:
+        self._line = line
+        self._uploader = uploader
+        self._sending = threading.Lock()
+        self._slots = threading.BoundedSemaphore(IN_FLIGHT_MAX)
+        self._lanes = {lane: ThreadPoolExecutor(1, thread_name_prefix=lane) for lane in set(LANES.values())}
+
+    def serve(self) -> None:
+        """Serve until the other end is closed."""
+        while True:
+            try:
+                packet = receive_packet(self._line)
+            except (PacketError, ConnectionResetError) as error:
+                print(f"keepstep: uploader: {error}", file=sys.stderr, flush=True)
+                return
+            if packet is None:
+                return
+            command, fd = packet
+            lane = LANES.get(str(command.get("command")), "head")
+            self._slots.acquire()  # beyond the limit commands wait in the socket, and the agent notices
+            self._lanes[lane].submit(self._answer, command, fd).add_done_callback(_die_of_bugs)
+
+    def _answer(self, command: Mapping[str, Any], fd: int | None) -> None:
+        reply: dict[str, object] = {"id": command.get("id"), "ok": True}
+        try:
+            reply.update(self._uploader.perform(command, fd))
+        except InvalidCommand as error:
+            reply.update(ok=False, error="invalid", detail=str(error))
+        except (StoreError, MalformedDocument, MalformedSlab, ShortSlab) as error:
+            reply.update(ok=False, error=_family(error), detail=str(error))
+        except (commit.Fenced, commit.StaleStep, restore.CorruptObject, restore.NoRoom) as error:
+            reply.update(ok=False, error=_family(error), detail=str(error))
+        except OSError as error:
+            reply.update(ok=False, error="refused", detail=f"the slab can not be read or written: {error.strerror}")
+        finally:
+            if fd is not None:
+                os.close(fd)
+            self._slots.release()
+        with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            send_packet(self._line, reply)
+
+
+def connect_store(url: str, endpoint: str | None = None) -> ObjectStore:
+    """The store that a policy names: `s3://bucket/prefix`, or the path of a directory.
+
+    Raises:
+        StoreRefused: it is neither, or can not be had.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        from keepstep.adapters.store_directory import DirectoryStore
+
+        return DirectoryStore(Path(url))
+    if scheme == "s3" and rest.partition("/")[0]:
+        from keepstep.adapters.store_s3 import S3Store
+
+        bucket, _, prefix = rest.partition("/")
+        return S3Store.connect(bucket, prefix, endpoint)
+    raise StoreRefused(f"{scheme}:// is no store: s3://bucket/prefix or the path of a directory is wanted")
+
+
+def _number(command: Mapping[str, Any], field: str) -> int:
+    value = command.get(field)
+    if type(value) is not int or value < 0:
+        raise InvalidCommand(f"{field} must be a whole number, not {value!r}")
+    return value
+
+
+def _text(command: Mapping[str, Any], field: str) -> str:
+    value = command.get(field)
+    if not isinstance(value, str):
+        raise InvalidCommand(f"{field} must be a string, not {value!r}")
+    return value
+
+
+def _texts(command: Mapping[str, Any], field: str) -> frozenset[str]:
+    values = command.get(field, [])
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise InvalidCommand(f"{field} must be a list of strings")
+    return frozenset(values)
+
+
+def _name(command: Mapping[str, Any]) -> ManifestName:
+    name = ManifestName(_number(command, "generation"), _number(command, "step"), _text(command, "run"))
+    if not is_run(name.run):
+        raise InvalidCommand(f"{name.run!r} can not be a run's nonce")
+    return name
+
+
+def _wanted(fd: int | None) -> int:
+    if fd is None:
+        raise InvalidCommand("a descriptor is wanted")
+    return fd
+
+
+def _family(error: Exception) -> str:
+    return next(word for kinds, word in _FAMILIES if isinstance(error, kinds))
+
+
+def _die_of_bugs(done: Future[None]) -> None:
+    error = done.exception()
+    if error is not None:
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        os._exit(EXIT_BUG)
+
+
+def _live_and_die_with(parent: int | None) -> None:
+    """Be killed when the parent ends, and end now if it did already."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(0)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Serve the socket that was inherited; the process ends with it, whatever is under way."""
+    parser = argparse.ArgumentParser(prog="keepstep.app.uploader")
+    parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--parent-pid", type=int)
+    options = parser.parse_args(arguments)
+    _live_and_die_with(options.parent_pid)
+    # What the terminal or the platform sends is for the agent to answer: it decides what is still to be saved.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.nice(NICENESS)
+    with socket.socket(fileno=options.socket_fd) as line:
+        line.set_inheritable(False)
+        Server(line, Uploader()).serve()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
