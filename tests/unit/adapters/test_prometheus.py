@@ -1,0 +1,143 @@
+"""What a scrape of `/metrics` shows."""
+
+from __future__ import annotations
+
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from keepstep.adapters.prometheus import RECOVERY_PHASES, Metrics
+from keepstep.ports import GpuSample
+
+CAUSES = ("user_code", "hang")
+
+
+@pytest.fixture
+def metrics():
+    made = Metrics("127.0.0.1", 0, CAUSES)
+    yield made
+    made.close()
+
+
+def scrape(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def value(shown, name: str, **labels: str) -> float | None:
+    return shown.get((f"keepstep_{name}", tuple(sorted(labels.items()))))
+
+
+def test_what_is_counted_stands_at_zero_from_the_start(metrics):
+    shown = scrape(metrics)
+    assert value(shown, "up") == 1
+    assert {name for name, _ in shown if not name.startswith("keepstep_")} == set()
+    for name in ("step", "durable_step", "generation", "lost_steps_total", "journal_dropped_total", "store_available"):
+        assert value(shown, name) == 0, name
+    assert {cause: value(shown, "restarts_total", cause=cause) for cause in CAUSES} == dict.fromkeys(CAUSES, 0)
+    assert {value(shown, "recovery_seconds_count", phase=phase) for phase in RECOVERY_PHASES} == {0}
+    assert value(shown, "snapshot_seconds_count") == value(shown, "commit_seconds_count") == 0
+
+
+def test_progress(metrics):
+    metrics.step(120)
+    metrics.durable_step(100)
+    metrics.generation(3)
+    metrics.lost_steps(4)
+    metrics.lost_steps(2)
+    metrics.restart("hang")
+    metrics.journal_dropped(7)
+    metrics.store_available(True)
+    metrics.replica_divergence()
+    metrics.up(False)
+    shown = scrape(metrics)
+    assert value(shown, "step") == 120
+    assert value(shown, "durable_step") == 100
+    assert value(shown, "generation") == 3
+    assert value(shown, "lost_steps_total") == 6
+    assert value(shown, "restarts_total", cause="hang") == 1
+    assert value(shown, "restarts_total", cause="user_code") == 0
+    assert value(shown, "journal_dropped_total") == 7
+    assert value(shown, "store_available") == 1
+    assert value(shown, "replica_divergence_total") == 1
+    assert value(shown, "up") == 0
+
+
+def test_times(metrics):
+    for phase in RECOVERY_PHASES:
+        metrics.recovery(phase, 0.3)
+    metrics.recovery("total", 9)
+    metrics.snapshot(0.004)
+    metrics.commit(0.2)
+    shown = scrape(metrics)
+    assert value(shown, "recovery_seconds_count", phase="agree") == 1
+    assert value(shown, "recovery_seconds_sum", phase="total") == pytest.approx(9.3)
+    assert value(shown, "recovery_seconds_bucket", phase="total", le="0.5") == 1
+    assert value(shown, "recovery_seconds_bucket", phase="total", le="15.0") == 2
+    assert value(shown, "snapshot_seconds_sum") == pytest.approx(0.004)
+    assert value(shown, "commit_seconds_sum") == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("method", "arguments"), [("restart", ("bad luck",)), ("recovery", ("lunch", 1.0))])
+def test_labels_come_from_closed_sets(metrics, method, arguments):
+    with pytest.raises(ValueError):
+        getattr(metrics, method)(*arguments)
+
+
+def test_ranks_are_shown_until_their_generation_ends(metrics):
+    metrics.step_split(0, own_work_s=0.004, wait_s=0.011, data_wait_s=0.001)
+    metrics.step_split(1, own_work_s=0.006, wait_s=0.009, data_wait_s=0.001)
+    shown = scrape(metrics)
+    assert value(shown, "own_work_seconds", rank="1") == 0.006
+    assert value(shown, "wait_seconds", rank="0") == 0.011
+    assert value(shown, "data_wait_seconds", rank="0") == 0.001
+    metrics.forget_ranks()
+    assert not any("rank" in dict(labels) for _, labels in scrape(metrics))
+
+
+def test_gpus_show_what_they_tell(metrics):
+    metrics.gpus([GpuSample("GPU-a", 0, temperature_c=90.0), GpuSample("GPU-b", 1, lost=True)])
+    metrics.gpus(
+        [
+            GpuSample(
+                "GPU-a",
+                0,
+                temperature_c=61.0,
+                power_w=312.5,
+                memory_used_bytes=1024,
+                ecc_corrected=2,
+                ecc_uncorrected=0,
+                remap_failed=False,
+                throttle=("hw_thermal_slowdown",),
+                xids=(79, 79, 63),
+            )
+        ]
+    )
+    shown = scrape(metrics)
+    assert value(shown, "gpu_temperature_celsius", gpu="GPU-a") == 61
+    assert value(shown, "gpu_power_watts", gpu="GPU-a") == 312.5
+    assert value(shown, "gpu_memory_used_bytes", gpu="GPU-a") == 1024
+    assert value(shown, "gpu_ecc_errors", gpu="GPU-a", kind="corrected") == 2
+    assert value(shown, "gpu_ecc_errors", gpu="GPU-a", kind="uncorrected") == 0
+    assert value(shown, "gpu_remap_failed", gpu="GPU-a") == 0
+    assert value(shown, "gpu_lost", gpu="GPU-a") == 0
+    assert value(shown, "gpu_throttled", gpu="GPU-a", reason="hw_thermal_slowdown") == 1
+    assert value(shown, "gpu_xids_total", gpu="GPU-a", xid="79") == 2
+    assert value(shown, "gpu_xids_total", gpu="GPU-a", xid="63") == 1
+    assert value(shown, "gpu_lost", gpu="GPU-b") is None
+    metrics.gpus([GpuSample("GPU-a", 0, lost=True)])
+    shown = scrape(metrics)
+    assert value(shown, "gpu_lost", gpu="GPU-a") == 1
+    assert value(shown, "gpu_temperature_celsius", gpu="GPU-a") is None
+
+
+def test_a_port_in_use_is_told(metrics):
+    with pytest.raises(OSError):
+        Metrics("127.0.0.1", metrics.port, CAUSES)
