@@ -344,7 +344,9 @@ class Init:
             self._kill_all(doomed)
             if self.pid == 1 and not spare_companions:
                 kernel.kill(-1)
-            if not self._reap() or (spare_companions and not doomed):
+            if not self._reap():
+                return
+            if spare_companions and not doomed and not any(map(kernel.has_members, self.groups)):
                 return
             now = time.monotonic()
             if now >= until:

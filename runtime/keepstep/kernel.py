@@ -86,6 +86,17 @@ def kill_group(pgid: int, number: int = signal.SIGKILL) -> None:
     kill(-pgid, number)
 
 
+def has_members(pgid: int) -> bool:
+    """Whether anybody is in this process group, a zombie included."""
+    try:
+        os.kill(-pgid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def become_subreaper() -> None:
     """Have orphans among all descendants become children of this process."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
