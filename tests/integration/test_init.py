@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.hosts import Host, can_unshare, is_alive, state_of, wait_until
+from tests.support.init_host import Host, can_unshare, is_alive, state_of, wait_until
 
 pytestmark = pytest.mark.integration
 
