@@ -63,7 +63,7 @@ class EtcdCoordinator:
         endpoints: Sequence[str],
         *,
         timeout_s: float = 2.0,
-        idle_s: float = 3.0,
+        idle_s: float = 10.0,
         marker_key: str = "/keepstep/.cluster",
     ) -> None:
         """Prepare without connecting.
@@ -147,8 +147,7 @@ class EtcdCoordinator:
         raise CoordinatorUnavailable("etcd keeps losing its data")
 
     def watch(self, prefix: str, after_revision: int) -> EtcdWatch:
-        if self._closed:
-            raise CoordinatorUnavailable("closed")
+        self._refuse_if_closed()
         gateway = Gateway(self._endpoints, self._timeout_s)
         watch = EtcdWatch(gateway, prefix, after_revision, marker=(self._marker_key, self._marker.value))
         self._watches = {other for other in self._watches if not other.ended}
@@ -195,8 +194,7 @@ class EtcdCoordinator:
         return self._marker.value
 
     async def _ask(self, lane: _Lane, request: Request) -> Json:
-        if self._closed:
-            raise CoordinatorUnavailable("closed")
+        self._refuse_if_closed()
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timeout_s
         try:
@@ -204,3 +202,12 @@ class EtcdCoordinator:
                 return await loop.run_in_executor(lane.pool, lane.call, request, loop, deadline_s)
         except TimeoutError:
             raise CoordinatorUnavailable(f"no answer to {request.path} within {self._timeout_s} s") from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():
+                self._refuse_if_closed()  # `close` has dropped the request while it waited for a thread
+            raise
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise CoordinatorUnavailable("closed")

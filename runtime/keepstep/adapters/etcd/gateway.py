@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,15 @@ from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable, KeyValue,
 
 Json = dict[str, Any]
 
+# A host that vanished says nothing: the kernel asks after 2 s of silence, and gives up after three questions.
+_SOCKET_OPTIONS = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
+
 # gRPC's codes, as the gateway puts them into the body of an error.
 _NOT_FOUND = 5
 _REFUSALS = {3, 7, 9, 12, 16}  # invalid argument, permission, precondition, unimplemented, unauthenticated
@@ -30,6 +40,13 @@ class Request:
     path: str
     body: Json
     repeatable: bool
+
+
+class _Transport(requests.adapters.HTTPAdapter):
+    """Connections that notice by themselves when the other host is gone; one kept open per endpoint."""
+
+    def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **more: Any) -> None:
+        super().init_poolmanager(connections, maxsize, block=block, socket_options=_SOCKET_OPTIONS, **more)
 
 
 class Gateway:
