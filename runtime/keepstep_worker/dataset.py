@@ -41,6 +41,18 @@ def part_of(batch: Part, index: int, count: int) -> Part:
     return Part(batch.begin + size * index // count, batch.begin + size * (index + 1) // count)
 
 
+class Shard(NamedTuple):
+    """Whose parts of the global batches are wanted.
+
+    Attributes:
+        strategy: what distributes a batch where a rank has several local replicas.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    strategy: Any = None
+
+
 class Dataset:
     """An endless iterator over this rank's parts of global batches of arrays.
 
@@ -56,8 +68,7 @@ class Dataset:
         seed: int = 0,
         shuffle: bool = True,
         drop_remainder: bool = False,
-        shard: tuple[int, int] = (0, 1),
-        strategy: Any = None,
+        shard: Shard = Shard(),  # noqa: B008 - immutable
     ) -> None:
         """Check the source; NumPy arrays are not copied.
 
@@ -67,8 +78,7 @@ class Dataset:
             seed: of the order of every epoch.
             shuffle: False keeps the source's order.
             drop_remainder: leave out an epoch's last batch where it is smaller than the others.
-            shard: this rank and the number of ranks.
-            strategy: what distributes a batch to several local replicas; needed for one replica only to tell that.
+            shard: this rank among its peers.
 
         Raises:
             ValueError: arrays differ in length or are empty, or the batch is not between 1 and their length.
@@ -84,8 +94,7 @@ class Dataset:
             raise ValueError(f"global_batch is {global_batch}, with {self.size} samples")
         self._global_batch, self._seed = global_batch, seed
         self._shuffle, self._drop_remainder = shuffle, drop_remainder
-        self._strategy = strategy
-        self._local = strategy.num_replicas_in_sync // shard[1] if strategy is not None else 1
+        self._local = 1 if shard.strategy is None else shard.strategy.num_replicas_in_sync // shard.world_size
         self._order: tuple[int, Any] = (-1, None)
         self.position = Position()
         self.ready_ns = 0
@@ -97,7 +106,7 @@ class Dataset:
         """Return this rank's part of the next global batch."""
         position, batch = next_batch(self.position, self.size, self._global_batch, self._drop_remainder)
         order = self._order_of(position.epoch)
-        rank, world_size = self._shard
+        rank, world_size, strategy = self._shard
 
         def take(local_replica: int) -> Any:
             part = part_of(batch, rank * self._local + local_replica, world_size * self._local)
@@ -105,7 +114,7 @@ class Dataset:
             return _map(lambda array: array[indices], self._source)
 
         if self._local > 1:
-            value = self._strategy.experimental_distribute_values_from_function(
+            value = strategy.experimental_distribute_values_from_function(
                 lambda context: _tensors(take(context.replica_id_in_sync_group % self._local))
             )
         else:

@@ -14,7 +14,7 @@ from typing import Any
 
 from keepstep_worker import codec
 from keepstep_worker import variables as state
-from keepstep_worker.dataset import Dataset
+from keepstep_worker.dataset import Dataset, Shard
 from keepstep_worker.session import RestoreError, Session, StepTimes
 from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, SlabView, Tensor
 
@@ -70,8 +70,7 @@ class Run:
             seed=seed,
             shuffle=shuffle,
             drop_remainder=drop_remainder,
-            shard=(self.rank, self.world_size),
-            strategy=strategy,
+            shard=Shard(self.rank, self.world_size, strategy),
         )
         self._datasets.append(made)
         return made

@@ -79,6 +79,12 @@ class Session:
             return None
         return _current
 
+    def close(self) -> None:
+        """Give the descriptors back; a worker that ends need not call it."""
+        self._slabs.close()
+        self._channel.close()
+        self._wire.close()
+
     # --- before the first step ---------------------------------------------------------------------------------------
 
     def join(self, kind: str, last_step: int = 0) -> None:

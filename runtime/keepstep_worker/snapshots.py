@@ -35,6 +35,15 @@ class Slabs:
     def descriptor(self, slab: int) -> int:
         return self._descriptors[slab]
 
+    def close(self) -> None:
+        """Unmap and close every slab."""
+        for writer in self._writers.values():
+            writer.close()
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._writers.clear()
+        self._descriptors.clear()
+
     def adopt(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
         """Take over the slabs of a `slabs` message; a slab known already keeps its first descriptor."""
         described = message.get("slabs", [])

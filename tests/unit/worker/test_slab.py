@@ -1,0 +1,197 @@
+"""A slab is a safetensors file and nothing else; an old one still parses."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep_worker.slab import (
+    ITEM_BYTES,
+    Blobs,
+    Layout,
+    SlabError,
+    SlabView,
+    Tensor,
+    Writer,
+    blob,
+    fill,
+    parse,
+    read_blob,
+)
+
+GOLDEN = Path(__file__).parent / "golden" / "slab-v1.safetensors"
+
+specs = st.lists(
+    st.tuples(
+        st.sampled_from(["replicated/", "local/"]),
+        st.text(min_size=1, max_size=12),
+        st.sampled_from(sorted(ITEM_BYTES)),
+        st.lists(st.integers(0, 5), max_size=3).map(tuple),
+    ).map(lambda drawn: (drawn[0] + drawn[1], drawn[2], drawn[3])),
+    max_size=12,
+    unique_by=lambda spec: spec[0],
+)
+
+
+def content(key: str, length: int) -> bytes:
+    return (key.encode("utf-8", "surrogatepass") * (length + 1))[:length]
+
+
+def tensor(key, dtype, shape) -> Tensor:
+    return Tensor(key, dtype, shape, lambda target: fill(target, content(key, target.nbytes)))
+
+
+def written(layout: Layout, tensors: list[Tensor]) -> tuple[int, bytes]:
+    fd = os.memfd_create("slab")
+    os.ftruncate(fd, layout.size_bytes)
+    writer = Writer(fd, layout)
+    writer.write(tensors)
+    writer.close()
+    return fd, os.pread(fd, layout.size_bytes, 0)
+
+
+def file_of(header: object, data: bytes, pad: int = 0) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    text += b" " * pad
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def test_golden():
+    data = GOLDEN.read_bytes()
+    places, metadata = parse(data, len(data))
+    assert metadata == {"format": "keepstep-slab", "version": "1", "layout": "2085767823"}
+    assert {key: (place.dtype, place.shape) for key, place in places.items()} == {
+        "replicated/dense/kernel": ("F32", (2, 3)),
+        "replicated/dense/bias": ("BF16", (3,)),
+        "local/counter": ("I64", ()),
+        "local/empty": ("F32", (0, 4)),
+        "local/flags": ("BOOL", (3,)),
+        "local/notes": ("U8", (64,)),
+    }
+    raw = {key: data[place.begin : place.end] for key, place in places.items()}
+    assert struct.unpack("<6f", raw["replicated/dense/kernel"]) == (0, 1, 2, 3, 4, 5)
+    assert struct.unpack("<q", raw["local/counter"]) == (-5,)
+    assert raw["local/flags"] == b"\1\0\1"
+    assert read_blob(raw["local/notes"]) == b'{"epoch":3}'
+
+
+def test_a_layout_number_says_what_is_in_it():
+    one = [("replicated/a", "F32", (2,)), ("local/b", "I64", ())]
+    assert Layout(one).number == Layout(list(one)).number != 0
+    numbers = {Layout([("replicated/a", "F32", (2,)), other]).number for other in (("local/b", "I64", (1,)),
+               ("local/b", "F64", ()), ("local/c", "I64", ()), ("replicated/b", "I64", ()))}  # fmt: skip
+    assert len(numbers | {Layout(one).number}) == 5
+
+
+@given(specs)
+def test_what_was_written_is_read_by_the_rules_of_safetensors(drawn):
+    layout = Layout(drawn)
+    fd, data = written(layout, [tensor(*spec) for spec in drawn])
+    (header_bytes,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + header_bytes])
+    assert header_bytes % 8 == 0
+    assert data[8:9] == b"{"
+    spans = sorted(entry["data_offsets"] for key, entry in header.items() if key != "__metadata__")
+    assert [begin for begin, _ in spans] == [0, *(end for _, end in spans)][: len(spans)]  # no holes
+    assert 8 + header_bytes + (spans[-1][1] if spans else 0) == len(data)  # no trailing bytes
+    view = SlabView.open(fd, len(data), 7)
+    assert sorted(view.keys()) == sorted(key for key, _, _ in drawn)
+    for key, dtype, shape in drawn:
+        assert view.places[key][1:3] == (dtype, shape)
+        assert bytes(view.raw(key)) == content(key, view.raw(key).nbytes)
+    classes = [key.partition("/")[0] for key in view.places]
+    assert classes == sorted(classes, reverse=True)  # replicated first
+    os.close(fd)
+
+
+@given(specs, st.data())
+def test_a_damaged_slab_is_refused_or_reads_as_some_slab(drawn, data):
+    layout = Layout(drawn)
+    fd, whole = written(layout, [tensor(*spec) for spec in drawn])
+    os.close(fd)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    damaged = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
+    try:
+        places, _ = parse(damaged, len(damaged))
+    except SlabError:
+        return
+    assert sum(place.end - place.begin for place in places.values()) <= len(damaged)
+
+
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [
+        (b"", "too short"),
+        (struct.pack("<Q", 2**63) + b"{}", "header of"),
+        (struct.pack("<Q", 3) + b"{}", "header of"),
+        (file_of(b"[]", b""), "begin with"),
+        (file_of(b"{", b""), "malformed"),
+        (file_of(b"{\xff}", b""), "malformed"),
+        (file_of(b'{"a":1}', b""), "malformed"),
+        (file_of({"a": {"dtype": "F32", "shape": [1]}}, b"1234"), "malformed"),
+        (file_of(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{}}', b""), "twice"),
+        (file_of({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"1234"), "fill"),
+        (file_of({"a": {"dtype": "X9", "shape": [4], "data_offsets": [0, 4]}}, b"1234"), "fill"),
+        (file_of({"a": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}, b"12345678"), "fill"),
+        (file_of({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}, b"12345"), "end at"),
+        (file_of({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}, b"123"), "end at"),
+    ],
+)
+def test_what_is_no_safetensors_file_is_refused(file, why):
+    with pytest.raises(SlabError, match=why):
+        parse(file, len(file))
+
+
+def test_a_padded_header_is_fine():
+    file = file_of({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}, b"1234", pad=5)
+    assert parse(file, len(file))[0]["a"].shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "why"),
+    [
+        ([("weights", "F32", ())], "begins neither"),
+        ([("local/a", "F32", ()), ("local/a", "F32", ())], "two tensors"),
+        ([("local/a", "F31", ())], "dtype"),
+        ([("local/a", "F32", (-1,))], "shape"),
+    ],
+)
+def test_what_can_not_be_laid_out_is_refused(drawn, why):
+    with pytest.raises(SlabError, match=why):
+        Layout(drawn)
+
+
+@given(st.binary(max_size=200), st.integers(208, 300))
+def test_a_blob_comes_back(payload, capacity):
+    target = bytearray(capacity)
+    blob("local/x", payload, capacity).write(memoryview(target))
+    assert read_blob(target) == payload
+
+
+def test_a_blob_that_does_not_fit_is_refused_and_so_is_what_is_none():
+    with pytest.raises(SlabError, match="do not fit"):
+        blob("local/x", b"123456789", 16)
+    with pytest.raises(SlabError, match="no blob"):
+        read_blob(struct.pack("<Q", 9) + b"12345678")
+    with pytest.raises(SlabError, match="no blob"):
+        read_blob(b"1234567")
+
+
+def test_capacity_doubles_and_never_shrinks():
+    blobs = Blobs()
+    sizes = [blobs.tensor("local/x", b"x" * count).shape[0] for count in (1, 1016, 1017, 5000, 3)]
+    assert sizes == [1024, 1024, 2048, 8192, 8192]
+
+
+def test_a_slab_shorter_than_its_seal_says_is_refused():
+    fd = os.memfd_create("slab")
+    os.ftruncate(fd, 100)
+    with pytest.raises(SlabError, match="can not be mapped"):
+        SlabView.open(fd, 200, 1)
+    os.close(fd)
