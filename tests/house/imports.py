@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tests.house.source import Function, tree
@@ -23,8 +24,9 @@ class Import:
         return self.module.partition(".")[0]
 
 
-def imports_of(path: Path) -> list[Import]:
-    return list(_walk(tree(path), lazy=False))
+@cache
+def imports_of(path: Path) -> tuple[Import, ...]:
+    return tuple(_walk(tree(path), lazy=False))
 
 
 def _walk(node: ast.AST, lazy: bool) -> Iterator[Import]:

@@ -45,10 +45,13 @@ def label(path: Path, line: int | None = None) -> str:
     return name if line is None else f"{name}:{line}"
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree(path)))
+
+
 def functions(path: Path) -> Iterator[Function]:
-    for node in ast.walk(tree(path)):
-        if isinstance(node, Function):
-            yield node
+    return (node for node in nodes(path) if isinstance(node, Function))
 
 
 def run_tool(*argv: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:

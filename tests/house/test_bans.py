@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.house.imports import imports_of
-from tests.house.source import ROOT, label, python_files, run_tool, tree
+from tests.house.source import ROOT, label, nodes, python_files, run_tool
 
 # A file that may do what the rest may not, beyond those named in pyproject.toml: each with the reason.
 GRANTED: dict[str, str] = {}
@@ -72,7 +72,7 @@ def test_only_the_boundaries_catch_everything():
     caught = [
         label(path, node.lineno)
         for path in python_files("runtime/keepstep")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or ast.unparse(node.type) in {"Exception", "BaseException"})
     ]
@@ -84,7 +84,7 @@ def test_mocks_stay_in_the_integration_tests():
         label(path)
         for path in python_files("tests")
         if not path.is_relative_to(ROOT / "tests" / "integration")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom | ast.Import)
         and any(name.name in {"mock", "unittest.mock"} for name in node.names)
     ]
@@ -95,7 +95,7 @@ def test_quick_tests_do_not_sleep():
     slept = [
         label(path, node.lineno)
         for path in python_files("tests/unit", "tests/scenarios", "tests/simulation")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {"time.sleep", "sleep", "asyncio.sleep"}
     ]
     assert slept == []

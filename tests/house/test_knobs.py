@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
+from types import UnionType
+from typing import Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -14,7 +15,7 @@ DESCRIPTION_MIN = 20
 
 def section_of(annotation: object) -> type[BaseModel] | None:
     """Return the section behind an annotation, optional or not; a list of models is one knob, not a section."""
-    candidates = [annotation, *(get_args(annotation) if not isinstance(annotation, type) else ())]
+    candidates = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     return next((part for part in candidates if isinstance(part, type) and issubclass(part, BaseModel)), None)
 
 
