@@ -6,6 +6,7 @@ seconds, which people and other hosts read. A `Clock` ties them together once, s
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 
@@ -45,3 +46,8 @@ class Clock:
     def to_unix(self, monotonic_s: float) -> float:
         """This clock's unix time of a monotonic second, as the wire's nanoseconds divided by 1e9."""
         return monotonic_s + self._offset_s
+
+
+async def sleep(seconds: float) -> None:
+    """Let `seconds` pass: for renewals, samples and attempts that are paced, never to wait for something to have happened."""
+    await asyncio.sleep(seconds)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from keepstep.core.causes import FailureCause
 
@@ -80,6 +81,7 @@ class NodeRecord:
     address: str
     lease: int
     seen_generation: int = 0
+    kind: Literal["node"] = "node"
 
     @property
     def key(self) -> str:
@@ -93,6 +95,7 @@ class LeaderRecord:
     host: str
     node_id: str
     key: str = "leader"
+    kind: Literal["leader"] = "leader"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,7 @@ class GenerationRecord:
     verdict: str = ""
     root: Failure | None = None
     key: str = "generation"
+    kind: Literal["generation"] = "generation"
 
     def has(self, node_id: str) -> bool:
         """Whether this incarnation of a node is a member."""
@@ -197,6 +201,7 @@ class AckRecord:
     held: tuple[Held, ...] = ()
     failure: Failure | None = None
     corrupt: tuple[str, ...] = ()
+    kind: Literal["ack"] = "ack"
 
     @property
     def key(self) -> str:
@@ -223,6 +228,7 @@ class StatusRecord:
     step: int = 0
     sealed: int = 0
     snapshot_cost_ratio: float = 0.0
+    kind: Literal["status"] = "status"
 
     @property
     def key(self) -> str:
@@ -250,6 +256,7 @@ class UploadRecord:
     host: str
     digest: str
     objects: tuple[StoredObject, ...]
+    kind: Literal["upload"] = "upload"
 
     @property
     def key(self) -> str:
@@ -264,6 +271,7 @@ class RequestRecord:
     source: str
     at: float
     deadline: float
+    kind: Literal["request"] = "request"
 
     @property
     def key(self) -> str:

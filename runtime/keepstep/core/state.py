@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from keepstep.core.actions import Action, Put, RevokeLease, StopWorker, WriteFailure
+from keepstep.core.actions import Action, Put, RevokeLease, StopWorker, WriteFailure, WriteOrders
 from keepstep.core.events import Head, SlabSeal
 from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
@@ -162,7 +162,7 @@ class State:
     seen_generation: int = 0
     store: StoreView = field(default_factory=StoreView)
     flight: Mapping[str, float] = field(default_factory=dict)
-    orders: Action | None = None
+    orders: WriteOrders | None = None
     held_at: float | None = None
     entered: int = -1
     status_at: float = 0.0

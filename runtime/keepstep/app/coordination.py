@@ -1,0 +1,124 @@
+"""The coordinator as the fold sees it: leases kept alive, records put, changes under the job's prefix turned into events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from keepstep.adapters.clock import Clock, sleep
+from keepstep.core import actions as a
+from keepstep.core import events as e
+from keepstep.core.codec import Undecodable, decode_record, encode_record
+from keepstep.core.events import Event
+from keepstep.core.records import LEASED, Record
+from keepstep.ports import Coordinator, CoordinatorRefused, CoordinatorUnavailable, LeaseGone, WatchLost
+
+_AGAIN_S = 0.2
+_READ_AGAIN_S = 0.5
+_REVOKE_S = 1.0
+
+
+class Coordination:
+    """One node's dealings with the coordinator; each failure to reach it is an event, none is an end."""
+
+    def __init__(
+        self, coordinator: Coordinator, job: str, clock: Clock, post: Callable[[Event], None], log: Callable[[str], None]
+    ) -> None:
+        self._coordinator, self._clock, self._post, self._log = coordinator, clock, post, log
+        self.prefix = f"/keepstep/{job}/"
+        self._held: int | None = None
+
+    async def hold_lease(self, action: a.GrantLease) -> None:
+        """Get a lease and renew it, at three times the pace that would do, until it is lost or another one is asked for."""
+        try:
+            sent = self._clock.now()
+            lease = await self._coordinator.grant(action.ttl_s)
+        except (CoordinatorUnavailable, CoordinatorRefused) as error:
+            self._post(e.OperationFailed(action.operation, str(error)))
+            return
+        self._held = lease
+        self._post(e.LeaseGranted(lease, sent + action.ttl_s))
+        while self._held == lease:
+            await sleep(action.ttl_s / 3)
+            await self._renew(lease)
+
+    async def _renew(self, lease: int) -> None:
+        while self._held == lease:
+            sent = self._clock.now()
+            try:
+                granted_s = await self._coordinator.keep_alive(lease)
+            except LeaseGone:
+                self._held = None
+                self._post(e.LeaseLost(lease))
+            except (CoordinatorUnavailable, CoordinatorRefused):
+                await sleep(_AGAIN_S)
+            else:
+                self._post(e.LeaseRenewed(lease, sent + granted_s))
+                return
+
+    async def revoke(self, lease: int) -> None:
+        """Give a lease back, if that can be done soon; it ends by itself otherwise."""
+        if self._held == lease:
+            self._held = None
+        try:
+            async with asyncio.timeout(_REVOKE_S):
+                await self._coordinator.revoke(lease)
+        except (CoordinatorUnavailable, CoordinatorRefused, TimeoutError) as error:
+            self._log(f"lease not revoked: {error or 'no answer'}")
+
+    async def put(self, action: a.Put) -> None:
+        """Write a record, if it still is what it was and this node still leads where that is asked for."""
+        record = action.record
+        try:
+            revision = await self._coordinator.put(
+                self.prefix + record.key,
+                encode_record(record),
+                lease=action.lease if isinstance(record, LEASED) else 0,
+                expect=None if action.expect < 0 else action.expect,
+                guard=(self.prefix + "leader", action.guard) if action.guard else None,
+            )
+        except (CoordinatorUnavailable, CoordinatorRefused) as error:
+            self._post(e.OperationFailed(action.operation, str(error)))
+        except LeaseGone:
+            self._post(e.PutRefused(action.operation))
+            self._post(e.LeaseLost(action.lease))
+        else:
+            if revision is None:
+                self._post(e.PutRefused(action.operation))
+            else:
+                self._post(e.RecordPut(action.operation, record, revision))
+
+    async def watch(self) -> None:
+        """Read everything, then follow the changes; begin again whenever the thread of changes is lost. Never ends."""
+        while True:
+            try:
+                revision, found = await self._coordinator.read(self.prefix)
+                records = [(self._decode(kv.key, kv.value), kv.revision) for kv in found]
+                self._post(e.ClusterRead(tuple((r, revision) for r, revision in records if r is not None)))
+                await self._follow(revision)
+            except WatchLost as error:
+                self._log(f"watch lost, reading again: {error}")
+            except (CoordinatorUnavailable, CoordinatorRefused):
+                await sleep(_READ_AGAIN_S)
+
+    async def _follow(self, revision: int) -> None:
+        changes = self._coordinator.watch(self.prefix, revision)
+        try:
+            async for batch in changes:
+                for change in batch:
+                    key = change.key.removeprefix(self.prefix)
+                    if change.value is None:
+                        self._post(e.RecordGone(key, change.revision))
+                        continue
+                    record = self._decode(change.key, change.value)
+                    if record is not None:
+                        self._post(e.RecordSeen(record, change.revision))
+        finally:
+            await changes.aclose()
+
+    def _decode(self, key: str, value: str) -> Record | None:
+        try:
+            return decode_record(value)
+        except Undecodable as error:
+            self._log(f"{key} is not understood and passed over: {error}")
+            return None

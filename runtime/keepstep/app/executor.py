@@ -1,0 +1,201 @@
+"""The hands: performs what the core asked for. An operating error becomes an event; a programming error ends the agent.
+
+Actions that take effect at once are done in the order of their turn. Those that take time run as tasks and answer by an event
+that carries their operation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from keepstep.adapters import clock
+from keepstep.adapters.processes import ExitStatus, ProcessHost, StopTimeout
+from keepstep.adapters.worker_link import WorkerLink
+from keepstep.app.coordination import Coordination
+from keepstep.app.launching import Launcher
+from keepstep.app.storing import Storing
+from keepstep.core import actions as a
+from keepstep.core import events as e
+from keepstep.core.events import Event, FirstError, SlabSeal
+from keepstep.ports import MetricsSink
+from keepstep_worker.wire import Seal
+
+Post = Callable[[Event], None]
+
+
+def seal_event(seal: Seal) -> SlabSeal:
+    """A seal of the wire as the core knows it."""
+    return SlabSeal(seal.slab, seal.step, seal.sequence, seal.size_bytes)
+
+
+class Executor:
+    """One node's hands."""
+
+    def __init__(
+        self,
+        post: Post,
+        tasks: asyncio.TaskGroup,
+        coordination: Coordination,
+        storing: Storing,
+        launcher: Launcher,
+        metrics: MetricsSink,
+    ) -> None:
+        self._post, self._tasks = post, tasks
+        self.coordination, self.storing, self.launcher, self.metrics = coordination, storing, launcher, metrics
+        self.link: WorkerLink = launcher.link
+        self.processes = ProcessHost(self._exited)
+        self._slab_lane = asyncio.Lock()
+        self._perform: dict[type, Callable[[Any], None]] = {
+            a.GrantLease: lambda x: self._spawn(coordination.hold_lease(x)),
+            a.RevokeLease: lambda x: self._spawn(coordination.revoke(x.lease)),
+            a.Put: lambda x: self._spawn(coordination.put(x)),
+            a.StartWorker: self._start,
+            a.StopWorker: lambda x: self._spawn(self._stop(x.worker_id)),
+            a.SignalWorker: lambda x: self.processes.signal(x.worker_id, x.signal),
+            a.WriteOrders: self._order,
+            a.SampleEntered: self._sample_entered,
+            a.AllocateSlabs: lambda x: self._in_slab_lane(self._allocate(x)),
+            a.HandSlabs: lambda x: self._in_slab_lane(self._hand(x)),
+            a.DropSlabs: lambda x: self._in_slab_lane(self._drop(x)),
+            a.ClearSeal: lambda x: self.link.clear_seal(x.slab),
+            a.VerifySlab: lambda x: self._spawn(storing.verify(x, self.link.descriptor(x.slab))),
+            a.UploadSnapshot: lambda x: self._spawn(storing.upload(x, self.link.descriptor(x.slab))),
+            a.CommitCheckpoint: lambda x: self._spawn(storing.commit(x)),
+            a.ReadHead: lambda x: self._spawn(storing.read_head(x)),
+            a.FetchSnapshot: lambda x: self._spawn(storing.fetch(x, self.link)),
+            a.SweepStore: lambda x: self._spawn(storing.sweep()),
+            a.Report: self._report,
+            a.WriteFailure: lambda x: self.launcher.write_failure(x.text),
+        }
+
+    def perform(self, action: a.Action) -> None:
+        """Do it, or begin to."""
+        self._perform[type(action)](action)
+
+    async def close(self) -> None:
+        """Stop what still runs; the job is over."""
+        try:
+            await self.processes.close()
+        except StopTimeout as error:
+            self.launcher.log(f"{error}")
+        self.link.hang_up()
+        await self.storing.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.create_task(work)
+
+    def _in_slab_lane(self, work: Awaitable[None]) -> None:
+        """Slabs are made, handed over and dropped in the order in which that was decided."""
+
+        async def in_turn() -> None:
+            async with self._slab_lane:
+                await work
+
+        self._spawn(in_turn())
+
+    # --- workers -----------------------------------------------------------------------------------------------------
+
+    def _start(self, action: a.StartWorker) -> None:
+        try:
+            process = self.launcher.start(action, self.processes)
+        except OSError as error:
+            self.link.hang_up()
+            first = FirstError("StartFailed", str(error), clock.unix_time(), 0, False)
+            self._post(e.WorkerExited(action.worker_id, self.launcher.clock.now(), exit_code=127, error=first,
+                                      seals=self._seals()))  # fmt: skip
+            return
+        self._spawn(self.launcher.init.group(process.pgid))
+        self._post(e.WorkerStarted(action.worker_id, process.pid))
+
+    async def _stop(self, worker_id: str) -> None:
+        try:
+            await self.processes.stop(worker_id)
+        except StopTimeout as error:
+            self.launcher.log(f"{error}")
+
+    def _exited(self, worker_id: str, status: ExitStatus) -> None:
+        """A worker is gone: take in what it had still said, and report its end once."""
+        self.link.drain()
+        progress = self.link.progress()
+        pgid = self.launcher.forget(worker_id)
+        if pgid:
+            self._spawn(self.launcher.init.ungroup(pgid))
+        event = e.WorkerExited(
+            worker_id,
+            self.launcher.clock.now(),
+            exit_code=status.exit_code,
+            signal=status.signal,
+            error=read_first_error(self.launcher.error_file(worker_id)),
+            entered=progress.entered_step,
+            completed=progress.completed_step,
+            seals=self._seals(),
+        )
+        self.link.hang_up()
+        self._post(event)
+
+    def _seals(self) -> tuple[SlabSeal, ...]:
+        return tuple(seal_event(seal) for seal in self.link.seals())
+
+    def _order(self, action: a.WriteOrders) -> None:
+        self.link.order(
+            generation=action.generation,
+            hold=int(action.hold),
+            drain_step=action.drain_step,
+            grant=action.grant,
+            snapshot_every=action.snapshot_every,
+            restore_slab=action.restore_slab,
+            restore_step=action.restore_step,
+        )
+
+    def _sample_entered(self, action: a.SampleEntered) -> None:
+        self._post(e.EnteredSampled(action.operation, action.worker_id, self.link.progress().entered_step))
+
+    # --- slabs -------------------------------------------------------------------------------------------------------
+
+    async def _allocate(self, action: a.AllocateSlabs) -> None:
+        for slab in action.slabs:
+            await self.link.allocate(slab, action.size_bytes)
+
+    async def _hand(self, action: a.HandSlabs) -> None:
+        self.link.hand(action.worker_id, action.slabs, action.layout)
+
+    async def _drop(self, action: a.DropSlabs) -> None:
+        for slab in action.slabs:
+            await self.link.drop(slab)
+
+    # --- measurements ------------------------------------------------------------------------------------------------
+
+    def _report(self, report: a.Report) -> None:
+        metrics, value = self.metrics, report.value
+        match report.measure:
+            case a.Measure.RESTART:
+                metrics.restart(report.label)
+            case a.Measure.RECOVERY:
+                metrics.recovery(report.label, value)
+            case a.Measure.LOST_STEPS:
+                metrics.lost_steps(int(value))
+            case a.Measure.GENERATION:
+                metrics.generation(int(value))
+            case a.Measure.DURABLE_STEP:
+                metrics.durable_step(int(value))
+            case a.Measure.COMMIT_S:
+                metrics.commit(value)
+            case a.Measure.STORE_AVAILABLE:
+                metrics.store_available(bool(value))
+            case a.Measure.REPLICA_DIVERGENCE:
+                metrics.replica_divergence()
+
+
+def read_first_error(path: Path) -> FirstError | None:
+    """What a worker wrote down before it died; None where it wrote nothing that can be read."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        return FirstError(
+            str(raw["type"]), str(raw["message"])[:2000], float(raw["time_unix"]), int(raw["step"]), bool(raw["victim"])
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,99 @@
+"""What a worker is started with: its command, its environment, the folder with the guest, the files it may leave behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import keepstep_worker
+from keepstep.adapters.clock import Clock
+from keepstep.adapters.init_link import InitLink
+from keepstep.adapters.processes import ProcessHost, WorkerProcess, WorkerSpec
+from keepstep.adapters.worker_link import WorkerLink
+from keepstep.core.actions import StartWorker
+
+_FAILURE_BYTES_MAX = 1024
+
+
+class Launcher:
+    """Starts this host's workers the way the contract wants them started."""
+
+    def __init__(
+        self,
+        host: str,
+        environment: Mapping[str, str],
+        work_dir: Path,
+        code_dir: Path,
+        failure_file: Path,
+        *,
+        link: WorkerLink,
+        init: InitLink,
+        clock: Clock,
+        log: Callable[[str], None],
+    ) -> None:
+        """Args: environment: the user's whole environment; work_dir: keepstep's own scratch folder of this host."""
+        self._host, self._environment, self._code_dir = host, dict(environment), code_dir
+        self._failure_file, self._errors = failure_file, work_dir / "errors"
+        self.link, self.init, self.clock, self.log = link, init, clock, log
+        self._errors.mkdir(parents=True, exist_ok=True)
+        self._guest = make_guest(work_dir / "guest")
+        self._groups: dict[str, int] = {}
+
+    def start(self, action: StartWorker, processes: ProcessHost) -> WorkerProcess:
+        """Start a worker with a fresh wire.
+
+        Raises:
+            OSError: the command can not be started.
+        """
+        self.error_file(action.worker_id).unlink(missing_ok=True)
+        fds, wire_environment, handed_over = self.link.prepare(action.worker_id)
+        environment = self._environment | dict(action.environment) | wire_environment
+        environment |= {
+            "KEEPSTEP_PARENT_PID": str(os.getpid()),
+            "KEEPSTEP_FAILURE_FILE": str(self.error_file(action.worker_id)),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(self._guest), environment.get("PYTHONPATH")))),
+        }
+        environment.setdefault("PYTHONUNBUFFERED", "1")
+        try:
+            process = processes.start(
+                WorkerSpec(
+                    worker_id=action.worker_id,
+                    argv=action.command,
+                    env=environment,
+                    prefix=f"[{self._host} rank {action.rank}] ",
+                    cwd=str(self._code_dir),
+                    pass_fds=fds,
+                )
+            )
+        finally:
+            handed_over()
+        self._groups[action.worker_id] = process.pgid
+        return process
+
+    def forget(self, worker_id: str) -> int:
+        """The process group of a worker that is gone; 0 where it was never started."""
+        return self._groups.pop(worker_id, 0)
+
+    def error_file(self, worker_id: str) -> Path:
+        """Where a worker writes its first error."""
+        return self._errors / f"{worker_id}.json"
+
+    def write_failure(self, text: str) -> None:
+        """Write the failure file; what matters first, since the platform shows 1,024 bytes."""
+        try:
+            self._failure_file.parent.mkdir(parents=True, exist_ok=True)
+            self._failure_file.write_bytes(text.encode()[:_FAILURE_BYTES_MAX])
+        except OSError as error:
+            self.log(f"{self._failure_file} can not be written: {error}")
+
+
+def make_guest(folder: Path) -> Path:
+    """A folder that holds `keepstep_worker` and nothing else, so that the agent's packages never meet the user's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "keepstep_worker"
+    source = Path(keepstep_worker.__file__).parent
+    if not link.is_symlink() or link.resolve() != source:
+        link.unlink(missing_ok=True)
+        link.symlink_to(source, target_is_directory=True)
+    return folder

@@ -1,0 +1,122 @@
+"""What must be sampled: the heartbeat ring and the seals of this host's worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from keepstep.adapters.clock import Clock, sleep
+from keepstep.adapters.worker_link import WorkerLink
+from keepstep.core import events as e
+from keepstep.core.events import Event, SlabSeal
+from keepstep.ports import MetricsSink
+from keepstep_worker.wire import StepRecord
+
+EVERY_S = 0.2
+
+
+class Sampler:
+    """Reads the worker's side of the wire and the messages beside it; posts what is new."""
+
+    def __init__(self, link: WorkerLink, clock: Clock, metrics: MetricsSink, post: Callable[[Event], None]) -> None:
+        self._link, self._clock, self._metrics, self._post = link, clock, metrics, post
+        self._worker_id = ""
+        self._rank = 0
+        self._stepped = False
+        self._seal = 0
+        self._restore = -1
+
+    def begin(self, worker_id: str, rank: int, restore_slab: int) -> None:
+        """A worker is about to start."""
+        self._worker_id, self._rank, self._stepped = worker_id, rank, False
+        self._restore = restore_slab
+        self._seal = max((seal.sequence for seal in self._link.seals()), default=0)
+        self._metrics.forget_ranks()
+
+    def end(self) -> None:
+        """The worker is gone."""
+        self._worker_id = ""
+
+    async def run(self) -> None:
+        """Sample at an even pace. Never ends."""
+        while True:
+            await sleep(EVERY_S)
+            if self._worker_id:
+                self.sample()
+
+    def on_message(self, worker_id: str, message: dict[str, object]) -> None:
+        """A worker said something on its socket; `sealed` is a hint to look at the wire at once."""
+        if worker_id != self._worker_id:
+            return
+        match message.get("kind"):
+            case "hello":
+                if self._restore >= 0:
+                    self._link.hand(worker_id, (self._restore,))
+                self._post(e.WorkerHello(worker_id))
+            case "joined":
+                self._post(e.WorkerJoined(worker_id, str(message.get("how"))))
+            case "restored":
+                self._post(e.WorkerRestored(worker_id, _whole(message, "step"), _real(message, "seconds")))
+            case "layout":
+                self._post(e.LayoutAnnounced(worker_id, _whole(message, "layout"), _whole(message, "bytes")))
+            case "sealed":
+                self._look_at_seals()
+
+    def sample(self) -> None:
+        """Read the ring and the seals once."""
+        self._look_at_seals()
+        records, _ = self._link.records()
+        progress = self._link.progress()
+        if not records:
+            return
+        if not self._stepped:
+            self._stepped = True
+            at = self._clock.to_unix(records[0].end_ns / 1e9)
+            self._post(e.FirstStepCompleted(self._worker_id, records[0].step, at))
+        step_s = mean_step_s(records)
+        self._post(e.StepsSampled(
+            self._worker_id, progress.entered_step, records[-1].step, round(step_s, 6),
+            round(progress.snapshot_ns / 1e9, 6),
+        ))  # fmt: skip
+        self._metrics.step(records[-1].step)
+        if progress.snapshot_ns:
+            self._metrics.snapshot(progress.snapshot_ns / 1e9)
+        split = split_of(records)
+        if split is not None:
+            own_work_s, wait_s, data_wait_s = split
+            self._metrics.step_split(self._rank, own_work_s=own_work_s, wait_s=wait_s, data_wait_s=data_wait_s)
+
+    def _look_at_seals(self) -> None:
+        for seal in sorted(self._link.seals(), key=lambda seal: seal.sequence):
+            if seal.sequence > self._seal:
+                self._seal = seal.sequence
+                known = SlabSeal(seal.slab, seal.step, seal.sequence, seal.size_bytes)
+                self._post(e.SnapshotSealed(self._worker_id, known))
+
+
+def mean_step_s(records: Sequence[StepRecord]) -> float:
+    """Seconds from the end of one step to the end of the next, or from start to end where there is but one record."""
+    if len(records) > 1:
+        return max(0.0, (records[-1].end_ns - records[0].end_ns) / (len(records) - 1) / 1e9)
+    return max(0.0, (records[0].end_ns - records[0].start_ns) / 1e9)
+
+
+def split_of(records: Sequence[StepRecord]) -> tuple[float, float, float] | None:
+    """Mean seconds of own work, of waiting for others and of waiting for data; None where gradients are not timed."""
+    timed = [r for r in records if r.gradients_ready_ns and r.start_ns]
+    if not timed:
+        return None
+    begun = [max(r.start_ns, r.data_ready_ns) for r in timed]
+    own = sum(max(0, r.gradients_ready_ns - b) for r, b in zip(timed, begun, strict=True))
+    wait = sum(max(0, r.end_ns - max(r.gradients_ready_ns, b)) for r, b in zip(timed, begun, strict=True))
+    data = sum(b - r.start_ns for r, b in zip(timed, begun, strict=True))
+    return own / len(timed) / 1e9, wait / len(timed) / 1e9, data / len(timed) / 1e9
+
+
+def _whole(message: dict[str, object], name: str) -> int:
+    value = message.get(name)
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def _real(message: dict[str, object], name: str) -> float:
+    value = message.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -1,0 +1,174 @@
+"""The uploader as the fold sees it: commands out, events back, and a new process where one died."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from keepstep.adapters.clock import monotonic_ns, sleep
+from keepstep.adapters.uploader import UploaderClient, UploaderGone
+from keepstep.adapters.worker_link import WorkerLink
+from keepstep.core import actions as a
+from keepstep.core import events as e
+from keepstep.core.events import Event, Head, SlabSeal
+from keepstep.core.policy import Policy
+from keepstep.core.records import StoredObject
+
+_RESTART_S = 0.2
+_STORE_AGAIN_S = 2.0
+
+
+class Storing:
+    """One node's uploader."""
+
+    def __init__(
+        self, job: str, store: str | None, policy: Policy, post: Callable[[Event], None], log: Callable[[str], None]
+    ) -> None:
+        self._job, self._store, self._policy, self._post, self._log = job, store, policy, post, log
+        self._client = UploaderClient(self._died)
+        self._closing = False
+        self._again = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        return self._client.pid
+
+    async def run(self) -> None:
+        """Keep an uploader running. Never ends."""
+        while True:
+            self._again.clear()
+            try:
+                await self._client.start()
+                if self._store is not None:
+                    reply = await self._call({"command": "open", "store": self._store, "job": self._job})
+                    if reply.get("error") == "refused":
+                        self._post(e.StoreRefused("open", str(reply.get("detail"))))
+            except (OSError, UploaderGone) as error:
+                self._log(f"uploader: {error}")
+            else:
+                await self._again.wait()
+            await sleep(_RESTART_S)
+
+    async def close(self) -> None:
+        self._closing = True
+        await self._client.stop()
+
+    def _died(self, status: int) -> None:
+        if not self._closing:
+            self._log(f"uploader ended with {status}; starting another one")
+            self._again.set()
+
+    async def _call(self, command: Mapping[str, object], fd: int | None = None) -> dict[str, Any]:
+        return await self._client.call(command, fd)
+
+    async def _ask(self, operation: str, command: Mapping[str, object], fd: int | None = None) -> dict[str, Any] | None:
+        """The reply where it is good; otherwise the event that says why not is posted."""
+        try:
+            reply = await self._call(command, fd)
+        except UploaderGone as error:
+            self._post(e.OperationFailed(operation, str(error)))
+            return None
+        if reply.get("ok"):
+            return reply
+        error, detail = str(reply.get("error")), str(reply.get("detail"))
+        if error == "refused":
+            self._post(e.StoreRefused(operation, detail))
+        elif error not in ("corrupt", "missing", "fenced", "conflict"):
+            self._post(e.OperationFailed(operation, f"{error}: {detail}", _STORE_AGAIN_S))
+        return reply
+
+    async def verify(self, action: a.VerifySlab, fd: int) -> None:
+        """Read a sealed slab once, whole."""
+        command = {"command": "verify", "slab": action.slab, "step": action.step, "size_bytes": action.size_bytes}
+        reply = await self._ask(action.operation, command, fd)
+        if reply is None:
+            return
+        if reply.get("ok"):
+            self._post(e.SnapshotVerified(action.operation, action.slab, action.step, str(reply["replicated"])))
+        elif reply.get("error") == "corrupt":
+            self._post(e.SnapshotBad(action.operation, action.slab, action.step, str(reply.get("detail"))))
+
+    async def upload(self, action: a.UploadSnapshot, fd: int) -> None:
+        """Bring this rank's share into the store."""
+        command = {
+            "command": "upload", "slab": action.slab, "step": action.step, "generation": action.generation,
+            "run": action.run, "rank": action.rank, "world": action.world_size, "size_bytes": action.size_bytes,
+        }  # fmt: skip
+        reply = await self._ask(action.operation, command, fd)
+        if reply is None:
+            return
+        if reply.get("ok"):
+            objects = tuple(StoredObject(**item) for item in reply["objects"])
+            self._post(e.SnapshotUploaded(
+                action.operation, action.generation, action.step, str(reply["replicated"]), objects,
+                float(reply["seconds"]),
+            ))  # fmt: skip
+        elif reply.get("error") != "refused":
+            self._post(e.OperationFailed(action.operation, str(reply.get("detail")), _STORE_AGAIN_S))
+
+    async def commit(self, action: a.CommitCheckpoint) -> None:
+        """Write the manifest and swap HEAD."""
+        command = {
+            "command": "commit", "generation": action.generation, "step": action.step, "run": action.run,
+            "world": action.world_size, "digest": action.digest, "objects": [asdict(item) for item in action.objects],
+        }  # fmt: skip
+        reply = await self._ask(action.operation, command)
+        if reply is None:
+            return
+        if reply.get("ok"):
+            self._post(e.CheckpointCommitted(
+                action.operation, action.generation, action.step, str(reply["manifest"]), float(reply["seconds"])
+            ))  # fmt: skip
+        elif reply.get("error") in ("fenced", "conflict"):
+            self._log(f"commit of step {action.step} refused: {reply.get('detail')}")
+            self._post(e.CommitRefused(action.operation, action.generation, action.step))
+        elif reply.get("error") in ("corrupt", "missing"):
+            self._post(e.OperationFailed(action.operation, str(reply.get("detail")), _STORE_AGAIN_S))
+
+    async def read_head(self, action: a.ReadHead) -> None:
+        """Read HEAD and the manifest it names."""
+        reply = await self._ask(action.operation, {"command": "head", "without": list(action.without)})
+        if reply is None:
+            return
+        if reply.get("ok"):
+            raw = reply["head"]
+            head = None if raw is None else Head(
+                int(raw["generation"]), int(raw["step"]), str(raw["digest"]), str(raw["manifest"] or "")
+            )  # fmt: skip
+            for manifest in reply.get("unreadable", ()):
+                self._log(f"checkpoint {manifest} can not be read; an older one is taken")
+            self._post(e.HeadRead(action.operation, head))
+        elif reply.get("error") != "refused":
+            self._post(e.OperationFailed(action.operation, str(reply.get("detail")), _STORE_AGAIN_S))
+
+    async def fetch(self, action: a.FetchSnapshot, link: WorkerLink) -> None:
+        """Bring a checkpoint into a new slab."""
+        fd = os.memfd_create(f"keepstep-slab-{action.slab}", os.MFD_CLOEXEC)
+        command = {
+            "command": "fetch", "manifest": action.manifest, "rank": action.rank, "world": action.world_size,
+        }  # fmt: skip
+        reply = await self._ask(action.operation, command, fd)
+        if reply is not None and reply.get("ok"):
+            size_bytes, step = int(reply["size_bytes"]), int(reply["step"])
+            await link.adopt(action.slab, fd, size_bytes)
+            seal = link.seal(action.slab, step, size_bytes, 0, monotonic_ns())
+            event = SlabSeal(seal.slab, seal.step, seal.sequence, seal.size_bytes)
+            self._post(e.SnapshotFetched(action.operation, event, str(reply["replicated"])))
+            return
+        os.close(fd)
+        if reply is not None and reply.get("error") in ("corrupt", "missing"):
+            self._post(e.CheckpointCorrupt(action.operation, action.manifest, str(reply.get("detail"))))
+
+    async def sweep(self) -> None:
+        """Delete what retention lets go; what fails is swept the next time."""
+        keep = self._policy.checkpoint.keep
+        command = {"command": "sweep", "keep_last": keep.last, "keep_every": keep.every_steps or 0}
+        try:
+            reply = await self._call(command)
+        except UploaderGone:
+            return
+        if not reply.get("ok"):
+            self._log(f"sweep: {reply.get('error')}: {reply.get('detail')}")

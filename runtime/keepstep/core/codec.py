@@ -1,0 +1,92 @@
+"""Records, events and states to JSON and back, exactly; and the digest by which a replay proves that it took the same turn."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from keepstep.core.events import Event
+from keepstep.core.job import JobSpec
+from keepstep.core.policy import Policy
+from keepstep.core.records import Record
+from keepstep.core.state import Decision, State
+
+_RECORD: TypeAdapter[Any] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
+_EVENT: TypeAdapter[Any] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
+_JOB: TypeAdapter[Any] = TypeAdapter(JobSpec)
+_STATE: TypeAdapter[Any] = TypeAdapter(State, config=ConfigDict(ser_json_inf_nan="constants"))
+_CONSTANT = ("job", "policy")
+
+
+class Undecodable(Exception):
+    """A text is not what this version writes."""
+
+
+def encode_record(record: Record) -> str:
+    """A record as compact JSON."""
+    return str(_RECORD.dump_json(record).decode())
+
+
+def decode_record(text: str) -> Record:
+    """The record behind a JSON text.
+
+    Raises:
+        Undecodable: it is no record of this version.
+    """
+    return _decode(_RECORD, text)  # type: ignore[no-any-return]
+
+
+def encode_event(event: Event) -> Any:
+    """An event as plain JSON values."""
+    return _EVENT.dump_python(event, mode="json")
+
+
+def decode_event(value: object) -> Event:
+    """The event behind plain JSON values.
+
+    Raises:
+        Undecodable: it is no event of this version.
+    """
+    try:
+        return _EVENT.validate_python(value)  # type: ignore[no-any-return]
+    except ValidationError as error:
+        raise Undecodable(str(error)) from error
+
+
+def encode_job(job: JobSpec) -> str:
+    return str(_JOB.dump_json(job).decode())
+
+
+def decode_job(text: str) -> JobSpec:
+    """Raises: Undecodable."""
+    return _decode(_JOB, text)  # type: ignore[no-any-return]
+
+
+def encode_state(state: State) -> str:
+    return str(_STATE.dump_json(state).decode())
+
+
+def decode_state(text: str) -> State:
+    """Raises: Undecodable."""
+    return _decode(_STATE, text)  # type: ignore[no-any-return]
+
+
+def decode_policy(text: str) -> Policy:
+    """Raises: Undecodable."""
+    return _decode(TypeAdapter(Policy), text)  # type: ignore[no-any-return]
+
+
+def digest_of(decision: Decision) -> str:
+    """A short digest of a turn's actions and of the state after it (what never changes left out)."""
+    state = decision.state
+    varying = [getattr(state, name) for name in State.__slots__ if name not in _CONSTANT]  # type: ignore[attr-defined]
+    return hashlib.blake2b(repr((decision.actions, varying)).encode(), digest_size=8).hexdigest()
+
+
+def _decode(adapter: TypeAdapter[Any], text: str) -> Any:
+    try:
+        return adapter.validate_json(text)
+    except ValidationError as error:
+        raise Undecodable(str(error)) from error
