@@ -1,0 +1,57 @@
+"""Who gets which command line: init, which must load little, or the CLI."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from keepstep import __main__, __version__, init
+
+HEAVY = {
+    "asyncio",
+    "subprocess",
+    "logging",
+    "dataclasses",
+    "typing",
+    "pathlib",
+    "inspect",
+    "pydantic",
+    "yaml",
+    "keepstep.app",
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "passed_on"),
+    [
+        ([], []),
+        (["train"], []),
+        (["train", "--lr", "3"], ["--lr", "3"]),
+        (["train.py", "--lr", "3"], ["train.py", "--lr", "3"]),
+        (["serve"], ["serve"]),
+        (["--anything"], ["--anything"]),
+    ],
+)
+def test_a_containers_command_goes_to_init(monkeypatch, words, passed_on):
+    monkeypatch.setattr(init, "main", lambda argv: 40 + (argv == passed_on))
+    assert __main__.main(words) == 41
+
+
+def test_the_version_is_said(capsys):
+    assert __main__.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"keepstep {__version__}\n"
+
+
+def test_init_loads_no_more_than_it_needs():
+    """What a module costs, init costs on every host for ever."""
+    code = "import sys; from keepstep import __main__, init; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path[:0] = {sys.path}; {code}"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert "keepstep.init" in loaded
+    assert HEAVY & set(loaded) == set()
