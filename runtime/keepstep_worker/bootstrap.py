@@ -80,7 +80,7 @@ def _instrument() -> None:
 
 def _run(script: str) -> None:
     """Execute a script in `__main__`; a folder or an archive with a `__main__.py` as runpy does."""
-    path = os.path.abspath(script)
+    path = os.path.join(os.getcwd(), script)
     if pkgutil.get_importer(path) is not None:
         if not _safe_path():
             del sys.path[0]

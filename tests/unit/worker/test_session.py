@@ -11,7 +11,7 @@ import pytest
 from keepstep_worker import wire as wires
 from keepstep_worker.session import RestoreError, Session, StepTimes
 from keepstep_worker.slab import Tensor, blob, fill, parse
-from tests.unit.worker.fake_agent import FakeAgent, eventually
+from tests.support.fake_agent import FakeAgent, eventually
 
 
 class State:

@@ -1,0 +1,229 @@
+"""A script under the bootstrap sees, says and returns what it does under plain Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from keepstep_worker import wire as wires
+from tests.support.fake_agent import FakeAgent, eventually
+
+pytestmark = pytest.mark.integration
+RUNTIME = str(Path(wires.__file__).parent.parent)
+
+SCRIPTS = {
+    "names": "import sys\nprint(__name__, __file__, sys.argv, sys.path[0], __package__, __spec__, __doc__)",
+    "globals": "print(sorted(globals()), __annotations__, __builtins__, type(__loader__))",
+    "main module": "import __main__\nx = 1\nprint(__main__.x, __main__.__dict__ is globals())",
+    "docstring": '"""Mine."""\nprint(__doc__)',
+    "no future": "def f(x: undefined_name): pass",
+    "exit code": "import sys\nsys.exit(3)",
+    "exit text": "raise SystemExit('bye')",
+    "exit none": "import sys\nsys.exit()",
+    "atexit": "import atexit, sys\natexit.register(lambda: print('at exit', sys.argv))\nraise KeyError('x')",
+    "exception": "def f():\n    1 / 0\nf()",
+    "chained": "try:\n    {}['a']\nexcept KeyError as error:\n    raise ValueError('b') from error",
+    "group": "raise ExceptionGroup('several', [ValueError(1), TypeError(2)])",
+    "syntax": "x = = 1",
+    "interrupt": "raise KeyboardInterrupt",
+    "own hook": "import sys\nsys.excepthook = lambda *a: print('mine', a[0], a[2].tb_lineno)\nraise ValueError",
+    "bad str": "class E(Exception):\n    def __str__(self): raise RuntimeError\nraise E",
+    "encoding": "# -*- coding: latin-1 -*-\nprint(ascii('\xe9'))",
+    "spawn": "import multiprocessing as mp\ndef f(x):\n    return x + 1\nif __name__ == '__main__':\n"
+    "    with mp.get_context('spawn').Pool(1) as p:\n        print(p.map(f, [1]))",
+    "pickle": "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))), pickle.dumps(A()))",
+}
+
+
+def run(folder: Path, *command: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, *options, *command],
+        cwd=folder,
+        env={"PYTHONPATH": RUNTIME, "PATH": os.environ["PATH"]},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def same(folder: Path, *command: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    plain = run(folder, *command, options=options)
+    under = run(folder, "-m", "keepstep_worker", *command, options=options)
+    assert under == plain
+    return plain
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_is_as_under_plain_python(tmp_path, name):
+    (tmp_path / "script.py").write_text(SCRIPTS[name], encoding="latin-1")
+    same(tmp_path, "script.py", "--epochs", "3", "-m", "x y")
+
+
+def test_the_table_holds_both_good_ends_and_bad_ones(tmp_path):
+    (tmp_path / "a.py").write_text(SCRIPTS["exception"])
+    (tmp_path / "b.py").write_text(SCRIPTS["exit code"])
+    code, _, stderr = same(tmp_path, "a.py")
+    assert (code, stderr.count("File"), "keepstep" in stderr) == (1, 2, False)
+    assert same(tmp_path, "b.py") == (3, "", "")
+
+
+@pytest.mark.parametrize("path", ["sub/script.py", "./sub/script.py", "link.py", "missing.py", "sub/../sub/script.py"])
+def test_paths_are_resolved_as_python_does(tmp_path, path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "beside.py").write_text("here = 1")
+    (tmp_path / "sub" / "script.py").write_text(SCRIPTS["names"] + "\nimport beside")
+    (tmp_path / "link.py").symlink_to("sub/script.py")
+    same(tmp_path, path, "a")
+
+
+def test_an_absolute_path(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPTS["names"])
+    same(tmp_path, str(tmp_path / "script.py"))
+
+
+def test_a_safe_path_stays_safe(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "script.py").write_text(
+        "import sys\nprint(sys.path[:1] == sys.path[:1], 'sub' in str(sys.path))"
+    )
+    same(tmp_path, "sub/script.py", options=("-P",))
+
+
+def test_a_folder_and_an_archive_run_their_main(tmp_path):
+    source = "import sys\nprint(__name__, sys.argv[1:], sys.path[0])\nimport beside"
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text(source)
+    (tmp_path / "app" / "beside.py").write_text("print('beside')")
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as archive:
+        archive.writestr("__main__.py", source)
+        archive.writestr("beside.py", "print('beside')")
+    assert same(tmp_path, "app", "x")[0] == 0
+    assert same(tmp_path, "app.pyz", "x")[0] == 0
+
+
+def test_without_a_script_it_says_how_to_call_it(tmp_path):
+    code, _, stderr = run(tmp_path, "-m", "keepstep_worker")
+    assert (code, stderr) == (2, "usage: python -m keepstep_worker SCRIPT [ARGUMENT...]\n")
+
+
+@pytest.fixture
+def agent():
+    made = FakeAgent()
+    yield made
+    made.close()
+
+
+def start(agent: FakeAgent, script: Path, **more: str) -> subprocess.Popen[bytes]:
+    endpoint = agent.connect()
+    with endpoint:
+        return subprocess.Popen(
+            [sys.executable, "-m", "keepstep_worker", str(script)],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": RUNTIME, **agent.environment(endpoint, **more)},
+            pass_fds=(agent.wire_fd, endpoint.fileno()),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+
+def test_hello_comes_before_the_script_and_its_children_get_no_descriptor(agent, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, subprocess, sys\n"
+        "print([name for name in os.environ if name.endswith('_FD')])\n"
+        "print(subprocess.run([sys.executable, '-c', 'import os; print(len(os.listdir(\"/proc/self/fd\")))'],\n"
+        "      capture_output=True, close_fds=False, text=True).stdout.strip())\n"
+    )
+    worker = start(agent, script)
+    output, errors = worker.communicate(timeout=60)
+    assert (worker.returncode, output, errors) == (0, b"[]\n4\n", b"")
+    assert agent.of("hello") == [{"kind": "hello", "version": 1, "pid": worker.pid}]
+    assert agent.wire.read_progress().phase == wires.PHASE_HELLO
+
+
+def test_the_first_error_is_written_before_the_process_dies(agent, tmp_path):
+    script, failure = tmp_path / "script.py", tmp_path / "failure.json"
+    script.write_text(
+        "from keepstep_worker.session import Session\n"
+        "session = Session.current()\n"
+        "session.enter_step(41)\n"
+        "raise ValueError('the data is bad' + '!' * 3000)\n"
+    )
+    worker = start(agent, script, KEEPSTEP_FAILURE_FILE=str(failure), KEEPSTEP_RANK="3")
+    _, errors = worker.communicate(timeout=60)
+    assert worker.returncode == 1
+    assert errors.startswith(b'Traceback (most recent call last):\n  File "' + str(script).encode())
+    found = json.loads(failure.read_text())
+    assert found.pop("time_unix") > 0
+    assert found.pop("traceback").endswith("!\n")
+    assert len(found["message"]) == 2000
+    assert found.pop("message").startswith("the data is bad!")
+    assert found == {
+        "type": "ValueError", "module": "builtins", "rank": 3, "generation": 1, "step": 41, "victim": False,
+    }  # fmt: skip
+    assert list(tmp_path.glob("failure.json*")) == [failure]
+
+
+@pytest.mark.parametrize("script", ["import sys\nsys.exit(4)", "raise SystemExit('no')", "x = 1"])
+def test_an_exit_is_no_error(agent, tmp_path, script):
+    (tmp_path / "script.py").write_text(script)
+    worker = start(agent, tmp_path / "script.py", KEEPSTEP_FAILURE_FILE=str(tmp_path / "failure.json"))
+    worker.communicate(timeout=60)
+    assert not (tmp_path / "failure.json").exists()
+
+
+def test_a_crash_of_the_interpreter_leaves_its_stacks(agent, tmp_path):
+    (tmp_path / "script.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
+    worker = start(agent, tmp_path / "script.py")
+    _, errors = worker.communicate(timeout=60)
+    assert worker.returncode == -signal.SIGSEGV
+    assert b"Fatal Python error: Segmentation fault" in errors
+
+
+def test_a_worker_dies_with_its_parent(agent, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys, threading\nprint(os.getpid(), flush=True)\nthreading.Event().wait()")
+    endpoint = agent.connect()
+    environment = agent.environment(endpoint, KEEPSTEP_PARENT_PID="")
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, subprocess, sys\n"
+            "os.environ['KEEPSTEP_PARENT_PID'] = str(os.getpid())\n"
+            "subprocess.Popen([sys.executable, '-m', 'keepstep_worker', sys.argv[1]], close_fds=False).wait()",
+            str(script),
+        ],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": RUNTIME, **environment},
+        pass_fds=(agent.wire_fd, endpoint.fileno()),
+        stdout=subprocess.PIPE,
+    )
+    endpoint.close()
+    assert parent.stdout is not None
+    worker = os.pidfd_open(int(parent.stdout.readline()))
+    parent.kill()
+    parent.communicate(timeout=20)
+    eventually(lambda: is_over(worker))
+    os.close(worker)
+
+
+def is_over(pidfd: int) -> bool:
+    try:
+        signal.pidfd_send_signal(pidfd, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_worker_whose_parent_is_gone_already_never_runs_the_script(agent, tmp_path):
+    (tmp_path / "script.py").write_text("print('ran')")
+    worker = start(agent, tmp_path / "script.py", KEEPSTEP_PARENT_PID="1")
+    assert worker.communicate(timeout=60) == (b"", b"")
+    assert worker.returncode == 143
