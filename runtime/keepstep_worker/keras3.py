@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from typing import TYPE_CHECKING, Any, Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from keepstep_worker.fit import active, advance, instrument
+from keepstep_worker.fit_state import tensorflow_generator
 
 
 def install(module: Any) -> None:
@@ -25,6 +26,9 @@ def install(module: Any) -> None:
         module: `keras.src.backend.tensorflow.trainer`, already executed.
     """
     repair(module)
+    callbacks = module.callbacks_module
+    instrument(module.TensorFlowTrainer, callbacks.CallbackList, _Keras3(callbacks))
+    _read_past_epochs_again(module.TFEpochIterator)
 
 
 def repair(module: Any) -> None:
@@ -142,3 +146,57 @@ def _recording_strategy(tf: Any) -> Any:
             return getattr(value, "values", (value,))
 
     return Recording()
+
+
+# --- fit --------------------------------------------------------------------------------------------------------------
+
+
+class _Keras3:
+    """What `fit` needs to know of Keras 3."""
+
+    kind = "keras3"
+
+    def __init__(self, callbacks: Any) -> None:
+        self.callback, self.history = callbacks.Callback, callbacks.History
+
+    def replicated(self, model: Any) -> Any:
+        return model.trainable_variables
+
+    def local(self, model: Any) -> list[Any]:
+        return [*model.variables, *model.non_trainable_variables, *model.metrics_variables]
+
+    def optimizer(self, model: Any) -> list[Any]:
+        optimizer = getattr(model, "optimizer", None)
+        return list(optimizer.variables) if optimizer is not None else []
+
+    def execution_steps(self, model: Any) -> int:
+        return int(model.steps_per_execution)
+
+    def generators(self, wanted: Iterable[str] = ()) -> dict[str, Any]:
+        from keras.src.backend.common import global_state
+        from keras.src.random import seed_generator
+
+        found = tensorflow_generator("tensorflow" in (names := set(wanted)))
+        name = seed_generator.GLOBAL_SEED_GENERATOR
+        if "keras" in names or global_state.get_global_attribute(name) is not None:
+            found["keras"] = seed_generator.global_seed_generator().state
+        return found
+
+
+def _read_past_epochs_again(iterators: Any) -> None:
+    """Make the iterator over epochs, in a resumed fit, take up the data where the epochs before left it."""
+    name = "_enumerate_iterator" if hasattr(iterators, "_enumerate_iterator") else "enumerate_epoch"
+    original = getattr(iterators, name)
+
+    @functools.wraps(original)
+    def enumerate_again(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        fit = active()
+        epochs = fit.before_batches(lambda: iter(self._get_iterator())) if fit is not None else 0
+        if self.steps_per_epoch:  # else each epoch begins at the start of the data
+            for _ in range(epochs):
+                with self.catch_stop_iteration():
+                    for *_, iterator in original(self, *args, **kwargs):
+                        advance(iterator, self.steps_per_execution)
+        yield from original(self, *args, **kwargs)
+
+    setattr(iterators, name, enumerate_again)

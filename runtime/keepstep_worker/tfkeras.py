@@ -1,0 +1,86 @@
+"""tf_keras, and Keras 2 before it: its `fit` instrumented. It needs no repair."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from keepstep_worker.fit import active, advance, instrument
+from keepstep_worker.fit_state import tensorflow_generator
+
+
+def install(module: Any) -> None:
+    """Make `fit` report to the agent.
+
+    Args:
+        module: `tf_keras.src.engine.training` or its like in Keras 2, already executed.
+    """
+    callbacks = module.callbacks_module
+    instrument(module.Model, callbacks.CallbackList, _TfKeras(callbacks))
+    _read_past_epochs_again(module.data_adapter.DataHandler)
+
+
+class _TfKeras:
+    """What `fit` needs to know of tf_keras."""
+
+    kind = "tf_keras"
+
+    def __init__(self, callbacks: Any) -> None:
+        self.callback, self.history = callbacks.Callback, callbacks.History
+
+    def replicated(self, model: Any) -> Any:
+        return model.trainable_variables
+
+    def local(self, model: Any) -> list[Any]:
+        variables = [*model.variables]
+        for metric in model.metrics:
+            variables += metric.variables
+        for layer in model._flatten_layers():
+            generator = getattr(getattr(layer, "_random_generator", None), "_generator", None)
+            if generator is not None:
+                variables.append(generator.state)
+        return [*variables, model._train_counter]
+
+    def optimizer(self, model: Any) -> list[Any]:
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is None:
+            return []
+        variables = _listed(optimizer.variables)
+        for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+            rates = [getattr(each, "_learning_rate", None), getattr(each, "_current_learning_rate", None)]
+            rates += getattr(each, "_hyper", {}).values()
+            variables += [rate for rate in rates if hasattr(rate, "assign")]
+        return variables
+
+    def execution_steps(self, model: Any) -> int:
+        steps = getattr(model, "_steps_per_execution", None)
+        return int(steps.numpy()) if steps is not None else 1
+
+    def generators(self, wanted: Iterable[str] = ()) -> dict[str, Any]:
+        return tensorflow_generator("tensorflow" in set(wanted))
+
+
+def _listed(variables: Any) -> list[Any]:
+    return list(variables() if callable(variables) else variables)
+
+
+def _read_past_epochs_again(handlers: Any) -> None:
+    """Make the data handler, in a resumed fit, take up the data where the epochs before left it."""
+    epochs_of, steps_of = handlers.enumerate_epochs, handlers.steps
+
+    @functools.wraps(epochs_of)
+    def enumerate_epochs(self: Any) -> Iterator[Any]:
+        for epoch, iterator in epochs_of(self):
+            self._keepstep_iterator = iterator
+            yield epoch, iterator
+
+    @functools.wraps(steps_of)
+    def steps(self: Any) -> Iterator[int]:
+        fit = active()
+        epochs = fit.before_batches(lambda: iter(self._dataset)) if fit is not None else 0
+        if epochs and not self._adapter.should_recreate_iterator():
+            advance(self._keepstep_iterator, epochs * self._inferred_steps)
+        yield from steps_of(self)
+
+    handlers.enumerate_epochs, handlers.steps = enumerate_epochs, steps

@@ -1,0 +1,141 @@
+"""A process's sequence of fits: what they leave behind for a later start of the script, and what to go on from."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+from keepstep_worker import codec
+from keepstep_worker.session import RestoreError, Session
+from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, Tensor
+from keepstep_worker.variables import Named, name_variables
+
+POSITION = REPLICATED + "keepstep/position"
+PYTHON = LOCAL + "keepstep/python"
+FITS = LOCAL + "keepstep/fits"
+
+_training: Training | None = None
+
+
+class Position(NamedTuple):
+    """Where the training goes on.
+
+    Attributes:
+        fit: ordinal of the fit, from 0.
+        epoch: the epoch, as Keras counts it.
+        batch: batches of that epoch that were trained.
+        step: batches trained so far, over all fits.
+        begun: the step before the fit's first.
+        finished: the fit has returned.
+    """
+
+    fit: int
+    epoch: int
+    batch: int
+    step: int
+    begun: int
+    finished: bool
+
+
+class Flavour(Protocol):
+    """What differs between Keras 3 and tf_keras.
+
+    Attributes:
+        kind: its name on the wire.
+        callback: the class of callbacks.
+        history: the class of the callback that records.
+    """
+
+    kind: str
+    callback: type
+    history: type
+
+    def replicated(self, model: Any) -> Iterable[Any]:
+        """Return the trainable variables."""
+
+    def local(self, model: Any) -> Iterable[Any]:
+        """Return all other variables of the model; trainable ones may be among them."""
+
+    def optimizer(self, model: Any) -> Iterable[Any]:
+        """Return the optimizer's variables, the learning rate included where it is one."""
+
+    def execution_steps(self, model: Any) -> int:
+        """Return how many batches one call of the train function takes."""
+
+    def generators(self, wanted: Iterable[str] = ()) -> dict[str, Any]:
+        """Return the variables of the global random generators by name: those that exist, and those wanted."""
+
+
+class Training:
+    """All instrumented fits of this process, and the state that it goes on from.
+
+    Attributes:
+        step: batches trained so far.
+        fits: what is kept of each finished fit.
+        models: the models that were fitted, in the order of their first fit, with their flavours.
+        view: the state to go on from, None on a fresh start and once it was put back.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """Take over what the agent wants restored.
+
+        Raises:
+            RestoreError: it was not saved by a fit.
+        """
+        self.session = session
+        self.step = self.ordinal = 0
+        self.fits: list[dict[str, Any]] = []
+        self.models: list[tuple[weakref.ref[Any], Flavour]] = []
+        self.blobs = Blobs()
+        self.view = session.restored()
+        self.position: Position | None = None
+        self._fits_payload: tuple[int, bytes] = (-1, b"")
+        if self.view is not None:
+            if POSITION not in self.view:
+                raise RestoreError(f"the state of step {self.view.step} was saved by a loop of the script, not by fit")
+            self.position = Position(*codec.loads(self.view.blob(POSITION)))
+            self.fits = codec.loads(self.view.blob(FITS))
+
+    @classmethod
+    def current(cls) -> Training | None:
+        """Return this process's training; None outside keepstep and where instrumentation is off."""
+        global _training
+        session = Session.current()
+        if session is None or session.identity.instrument == "off":
+            return None
+        if _training is None or _training.session is not session:
+            _training = cls(session)
+        return _training
+
+    def prefixes_of(self, model: Any, flavour: Flavour) -> tuple[str, str]:
+        """Return what the keys of a model's and of its optimizer's variables begin with; a new model is added."""
+        for index, (reference, _) in enumerate(self.models):
+            if reference() is model:
+                return _prefixes(index)
+        self.models.append((weakref.ref(model), flavour))
+        return _prefixes(len(self.models) - 1)
+
+    def named(self) -> list[Named]:
+        """Name the variables of all models that are still in use."""
+        taken: set[str] = set()
+        named: list[Named] = []
+        for index, (reference, flavour) in enumerate(self.models):
+            model = reference()
+            if model is None:
+                continue
+            in_model, in_optimizer = _prefixes(index)
+            named += name_variables(in_model, flavour.replicated(model), flavour.local(model), taken)
+            named += name_variables(in_optimizer, flavour.optimizer(model), (), taken)
+        return named
+
+    def fits_tensor(self) -> Tensor:
+        """Return what is kept of the finished fits; encoded anew only when one was added."""
+        if self._fits_payload[0] != len(self.fits):
+            self._fits_payload = len(self.fits), codec.dumps(self.fits)
+        return self.blobs.tensor(FITS, self._fits_payload[1])
+
+
+def _prefixes(index: int) -> tuple[str, str]:
+    suffix = str(index + 1) if index else ""
+    return f"model{suffix}", f"optimizer{suffix}"

@@ -1,0 +1,131 @@
+"""Trainings of a user's script, one for each thing that `fit` can be asked for; small, seeded, and deterministic.
+
+Run by the user's interpreter. Writes all histories and all variables (as hexadecimal bytes) to the JSON file named last.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+if sys.argv[1] == "keras3":
+    import keras
+else:
+    import tf_keras as keras
+
+DRAW = np.random.default_rng(3)
+X = DRAW.normal(size=(96, 12)).astype("float32")
+Y = X[:, :3].argmax(axis=1).astype("int32")
+HELD_OUT = X[:32], Y[:32]
+NOISY = sys.argv[1] == "keras3"  # tf_keras's dropout keeps its state in the kernel, out of anybody's reach
+
+
+class Losses(keras.callbacks.Callback):
+    """A user's own callback: remembers every batch, and draws from NumPy's generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+        self.drawn = np.zeros(600)
+        self.epochs = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(float(logs["loss"]))
+        self.drawn[len(self.seen)] = np.random.rand()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.epochs += 1
+
+
+def build(**options: Any) -> Any:
+    layers = [keras.layers.Dense(16, activation="relu"), keras.layers.BatchNormalization()]
+    if NOISY:
+        layers.append(keras.layers.Dropout(0.3))
+    model = keras.Sequential([*layers, keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(options.pop("optimizer", None) or keras.optimizers.Adam(0.02), loss, metrics=["accuracy"], **options)
+    return model
+
+
+def batches(size: int = 8) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(size)
+
+
+def generated() -> tf.data.Dataset:
+    """A dataset that does not know its size."""
+
+    def rows() -> Any:
+        for start in range(0, 80, 8):
+            yield X[start : start + 8], Y[start : start + 8]
+
+    like = tf.TensorSpec((None, 12), tf.float32), tf.TensorSpec((None,), tf.int32)
+    return tf.data.Dataset.from_generator(rows, output_signature=like)
+
+
+def callbacks() -> tuple[list[Any], list[Any]]:
+    model, losses = build(), Losses()
+    watching = [
+        keras.callbacks.EarlyStopping(monitor="val_loss", min_delta=0.1, patience=1, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=0.05),
+        losses,
+    ]
+    fitted = model.fit(batches(), epochs=7, validation_data=HELD_OUT, callbacks=watching, verbose=0)
+    return [model], [fitted.history, fitted.epoch, losses.seen, losses.drawn.tolist(), losses.epochs]
+
+
+def several() -> tuple[list[Any], list[Any]]:
+    """Three fits of two models, of which the script evaluates one in between."""
+    model, losses = build(), Losses()
+    first = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, callbacks=[losses], verbose=0)
+    drawn = float(np.random.rand())
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.02, 5, 0.9)
+    other = build(optimizer=keras.optimizers.SGD(schedule, momentum=0.9))
+    second = other.fit(batches(), epochs=3, initial_epoch=1, steps_per_epoch=6, validation_data=HELD_OUT, verbose=0)
+    third = model.fit(batches(16), epochs=3, initial_epoch=2, callbacks=[losses], verbose=0)
+    return [model, other], [first.history, second.history, third.history, drawn, losses.seen]
+
+
+def executions() -> tuple[list[Any], list[Any]]:
+    """Three steps at a time, with a last execution of fewer."""
+    model = build(steps_per_execution=3)
+    fitted = model.fit(batches(12), epochs=5, validation_data=HELD_OUT, verbose=0)
+    return [model], [fitted.history]
+
+
+def unknown_size() -> tuple[list[Any], list[Any]]:
+    model = build()
+    fitted = model.fit(generated(), epochs=4, validation_data=batches(16).take(2), verbose=0)
+    return [model], [fitted.history]
+
+
+def endless() -> tuple[list[Any], list[Any]]:
+    """Epochs of seven batches over data of twelve that goes on from epoch to epoch."""
+    model = build()
+    fitted = model.fit(batches().repeat(), epochs=5, steps_per_epoch=7, verbose=0)
+    return [model], [fitted.history]
+
+
+def main() -> None:
+    tf.config.experimental.enable_op_determinism()
+    keras.utils.set_random_seed(11)
+    models, results = globals()[sys.argv[2]]()
+    variables = [
+        [variable.numpy().tobytes().hex() for variable in [*model.variables, *optimizer_variables(model)]]
+        for model in models
+    ]
+    results.append(np.random.rand())
+    with open(sys.argv[3], "w", encoding="utf-8") as file:
+        json.dump({"results": results, "variables": variables}, file, default=float)
+
+
+def optimizer_variables(model: Any) -> list[Any]:
+    variables = model.optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+if __name__ == "__main__":
+    main()
