@@ -36,7 +36,7 @@ class WorkerSpec:
         prefix: what each line of its output begins with, as `[algo-1 rank 0] `.
         cwd: its working directory; None for this process's own.
         pass_fds: descriptors it inherits under their numbers.
-        oom_score_adj: how much sooner than this process the kernel is to kill it when memory runs out, up to 1000.
+        oom_score_adj: added to this process's own: the kernel is to kill it first when memory runs out (up to 1000).
     """
 
     worker_id: str
@@ -138,9 +138,7 @@ class ProcessHost:
                 os.close(pump.write_fd)
         worker = WorkerProcess(spec.worker_id, process.pid, process, pumps, self._loop.create_future())
         self._workers[spec.worker_id] = worker
-        with contextlib.suppress(OSError):  # gone already, or not permitted: it is an advice to the kernel
-            with open(f"/proc/{worker.pid}/oom_score_adj", "w") as score:
-                score.write(str(spec.oom_score_adj))
+        _offer_to_the_oom_killer(worker.pid, spec.oom_score_adj)
         if self._pidfd:
             worker.pidfd = os.pidfd_open(worker.pid)
             self._loop.add_reader(worker.pidfd, self._ended, worker)
@@ -242,23 +240,21 @@ class ProcessHost:
 
     async def _gone(self, pid: int) -> None:
         """Wait until a killed process has died."""
-        while not self._pidfd and kernel.is_alive(pid):
+        if self._pidfd:
+            with contextlib.suppress(ProcessLookupError):
+                fd = os.pidfd_open(pid)
+                try:
+                    gone = self._loop.create_future()
+                    self._loop.add_reader(fd, _resolve, gone)
+                    await gone
+                finally:
+                    self._loop.remove_reader(fd)
+                    os.close(fd)
+            return
+        while kernel.is_alive(pid):
             moment = self._loop.create_future()
             self._loop.call_later(RETRY_S, _resolve, moment)
             await moment
-        try:
-            fd = os.pidfd_open(pid) if self._pidfd else -1
-        except ProcessLookupError:
-            return
-        if fd < 0:
-            return
-        try:
-            gone = self._loop.create_future()
-            self._loop.add_reader(fd, _resolve, gone)
-            await gone
-        finally:
-            self._loop.remove_reader(fd)
-            os.close(fd)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -271,6 +267,13 @@ def _live_kin(pgid: int) -> set[int]:
     table = {pid: process for pid, process in kernel.processes().items() if not process.zombie}
     roots = [pid for pid, process in table.items() if pgid in (pid, process.session, process.group)]
     return kernel.family(table, roots)
+
+
+def _offer_to_the_oom_killer(pid: int, more: int) -> None:
+    # gone already, or not permitted: it is an advice to the kernel
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj") as own:
+        with open(f"/proc/{pid}/oom_score_adj", "w") as its:
+            its.write(str(min(1000, int(own.read()) + more)))
 
 
 def _has_pidfd() -> bool:
