@@ -66,6 +66,11 @@ class Coordination:
         except (CoordinatorUnavailable, CoordinatorRefused, TimeoutError) as error:
             self._log(f"lease not revoked: {error or 'no answer'}")
 
+    async def finish(self) -> None:
+        """Let go of the lease that is still held, so that the others need not wait for its end."""
+        if self._held is not None:
+            await self.revoke(self._held)
+
     async def put(self, action: a.Put) -> None:
         """Write a record, if it still is what it was and this node still leads where that is asked for."""
         record = action.record

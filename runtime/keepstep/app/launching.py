@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import keepstep_worker
@@ -16,6 +17,16 @@ from keepstep.core.actions import StartWorker
 _FAILURE_BYTES_MAX = 1024
 
 
+@dataclass(frozen=True)
+class Places:
+    """Folders of this host: scratch for what may be lost, output for what is kept with the job, code to run in."""
+
+    scratch: Path
+    output: Path
+    code: Path
+    failure_file: Path
+
+
 class Launcher:
     """Starts this host's workers the way the contract wants them started."""
 
@@ -23,21 +34,19 @@ class Launcher:
         self,
         host: str,
         environment: Mapping[str, str],
-        work_dir: Path,
-        code_dir: Path,
-        failure_file: Path,
+        places: Places,
         *,
         link: WorkerLink,
         init: InitLink,
         clock: Clock,
         log: Callable[[str], None],
     ) -> None:
-        """Args: environment: the user's whole environment; work_dir: keepstep's own scratch folder of this host."""
-        self._host, self._environment, self._code_dir = host, dict(environment), code_dir
-        self._failure_file, self._errors = failure_file, work_dir / "errors"
+        """Args: environment: the user's whole environment, to which each worker's own is added."""
+        self._host, self._environment, self._code_dir = host, dict(environment), places.code
+        self._failure_file, self._errors = places.failure_file, places.scratch / "errors"
         self.link, self.init, self.clock, self.log = link, init, clock, log
         self._errors.mkdir(parents=True, exist_ok=True)
-        self._guest = make_guest(work_dir / "guest")
+        self._guest = make_guest(places.scratch / "guest")
         self._groups: dict[str, int] = {}
 
     def start(self, action: StartWorker, processes: ProcessHost) -> WorkerProcess:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 
 from keepstep.adapters.clock import Clock
@@ -32,7 +33,7 @@ class Supervisor:
         self.state: State = initial_state(job, policy, started_at)
         self._turn = 0
         self._head: dict[str, object] = {
-            "journal": 1, "job": encode_job(job), "policy": policy.model_dump_json(), "started_at": started_at,
+            "journal": 1, "job": encode_job(job), "policy": policy.model_dump_json(by_alias=True), "started_at": started_at, "pid": os.getpid(),
         }  # fmt: skip
         journal.post(self._head)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from keepstep.core.events import Event
 from keepstep.core.job import JobSpec
@@ -16,7 +16,7 @@ from keepstep.core.state import Decision, State
 _RECORD: TypeAdapter[Any] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 _EVENT: TypeAdapter[Any] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 _JOB: TypeAdapter[Any] = TypeAdapter(JobSpec)
-_STATE: TypeAdapter[Any] = TypeAdapter(State, config=ConfigDict(ser_json_inf_nan="constants"))
+_STATE: TypeAdapter[Any] = TypeAdapter(State)
 _CONSTANT = ("job", "policy")
 
 

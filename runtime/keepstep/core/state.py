@@ -196,7 +196,8 @@ class Decision:
     notes: tuple[Note, ...]
 
 
-NEVER = float("inf")
+NEVER = 1e18
+"""Later than any time; finite, so that a state is plain JSON."""
 
 
 def evolve(value: V, **changes: Any) -> V:

@@ -1,0 +1,296 @@
+"""The agent's process: read what is to be done, put the parts together, run the loop, exit with the job's code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import keepstep
+from keepstep.adapters.clock import Clock
+from keepstep.adapters.coordinator_memory import MemoryCoordinator
+from keepstep.adapters.etcd import EtcdCoordinator
+from keepstep.adapters.etcd_member import EtcdMissing, MemberSpec, choose_data_dir, find_etcd, plan_member
+from keepstep.adapters.init_link import InitLink
+from keepstep.adapters.journal import JournalWriter
+from keepstep.adapters.processes import LineQueue, standard_sinks
+from keepstep.adapters.prometheus import Metrics
+from keepstep.adapters.worker_link import WorkerLink
+from keepstep.app.coordination import Coordination
+from keepstep.app.executor import Executor, seal_event
+from keepstep.app.gpus import watch_gpus
+from keepstep.app.launching import Launcher, Places
+from keepstep.app.options import TrainOptions, parse_train_options
+from keepstep.app.sampling import Sampler
+from keepstep.app.storing import Storing
+from keepstep.app.supervisor import Supervisor
+from keepstep.core import actions as a
+from keepstep.core import events as e
+from keepstep.core.causes import FailureCause
+from keepstep.core.job import JobSpec
+from keepstep.core.policy import Policy
+from keepstep.core.state import State
+from keepstep.errors import ConfigError, KeepstepError, QuorumError
+from keepstep.intake.contract import Contract, ContractOptions, load_contract, read_environment, user_environment
+from keepstep.intake.policy import load_policy
+from keepstep.ports import Coordinator
+
+_LAST_WORDS_S = 2.0
+_SOURCES = {signal.SIGTERM: "sigterm", signal.SIGINT: "sigint", signal.SIGHUP: "sighup"}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that was read before the loop begins."""
+
+    options: TrainOptions
+    contract: Contract
+    policy: Policy
+    job: JobSpec
+    store: str | None
+    environment: dict[str, str]
+    places: Places
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run this host's agent under init, and return the host's exit code."""
+    environ = read_environment()
+    lines = LineQueue(standard_sinks()[1])
+    failure_file: Path | None = None
+    try:
+        options = parse_train_options(sys.argv[1:] if argv is None else argv)
+        failure_file = options.base_dir / "output" / "failure"
+        init = InitLink.from_environment(environ)
+        setup = read_setup(options, environ, init.state.boot)
+        return asyncio.run(Agent(setup, init, lines).run())
+    except KeepstepError as error:
+        lines.post(f"keepstep | {error.describe()}".encode())
+        if failure_file is not None:
+            with contextlib.suppress(OSError):
+                failure_file.parent.mkdir(parents=True, exist_ok=True)
+                failure_file.write_bytes(error.describe().encode()[:1024])
+        return int(error.exit_code)
+    finally:
+        lines.close(_LAST_WORDS_S)
+
+
+def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Setup:
+    """Turn text into values, once.
+
+    Raises:
+        ConfigError: something can not be used.
+    """
+    wanted = ContractOptions(options.script, options.arguments, options.policy, options.store)
+    contract = load_contract(options.base_dir, environ, wanted)
+    policy = load_policy(contract.policy_source, options.overrides)
+    store = contract.store or (None if policy.checkpoint.store == "none" else policy.checkpoint.store)
+    host, hosts = contract.current_host, contract.hosts
+    strategy = policy.launch.strategy
+    if strategy == "auto":
+        strategy = "multi_worker" if len(hosts) > 1 else "plain"
+    if strategy != "multi_worker" and len(hosts) > 1:
+        raise ConfigError(f"strategy {strategy} with {len(hosts)} hosts", "multi_worker or auto", key="launch.strategy")
+    nonce = uuid.uuid4().hex[:8]
+    job = JobSpec(
+        name=contract.job_name,
+        host=host,
+        hosts=hosts,
+        node_id=f"{host}-{nonce}",
+        boot=boot,
+        address=options.address or host,
+        port_base=options.port_base,
+        run=nonce,
+        strategy=strategy,
+        python=policy.launch.python,
+        script=str(contract.script),
+        arguments=contract.arguments,
+        has_store=store is not None,
+        keeps_etcd=len(hosts) > 1 and host == hosts[0] and policy.coordination.endpoints == "embedded",
+    )
+    environment = user_environment(contract, environ)
+    environment["KEEPSTEP_INSTRUMENT"] = policy.launch.instrument
+    forget_own_source(environment)
+    scratch = options.scratch_dir or Path(tempfile.gettempdir()) / f"keepstep-{contract.job_name}-{host}"
+    places = Places(scratch, contract.paths.output_data / "keepstep" / host, contract.code_dir, contract.paths.failure_file)
+    return Setup(options, contract, policy, job, store, environment, places)
+
+
+def forget_own_source(environment: dict[str, str]) -> None:
+    """Take the agent's own source tree, where it runs from one, out of what the user's Python searches."""
+    own = str(Path(keepstep.__file__).parents[1])
+    parts = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p and os.path.abspath(p) != own]
+    if parts:
+        environment["PYTHONPATH"] = os.pathsep.join(parts)
+    else:
+        environment.pop("PYTHONPATH", None)
+
+
+class Agent:
+    """One node's parts, put together."""
+
+    def __init__(self, setup: Setup, init: InitLink, lines: LineQueue) -> None:
+        self._setup, self._init, self._lines = setup, init, lines
+        self._clock = Clock()
+        self._deadline: float | None = None
+        self._memo: tuple[int, int] | None = None
+
+    def log(self, text: str) -> None:
+        """One line for people; never waits."""
+        self._lines.post(f"keepstep {self._setup.job.host} | {text}".encode())
+
+    async def run(self) -> int:
+        """Run until the node is finished.
+
+        Raises:
+            KeepstepError: something that the job can not do without is not to be had.
+        """
+        setup, job, policy = self._setup, self._setup.job, self._setup.policy
+        metrics = open_metrics(policy)
+        journal = open_journal(setup.places, self.log)
+        supervisor = Supervisor(job, policy, self._clock, journal, self.log)
+        self._init.listen(on_fenced=self._fenced, on_companion_exited=self._companion_exited)
+        self._init.listen_signals(lambda number: self._signalled(supervisor, number))
+        coordinator = self._coordinator()
+        if job.keeps_etcd:
+            await self._start_etcd()
+        sampler: Sampler | None = None
+
+        def on_message(worker_id: str, message: dict[str, object]) -> None:
+            if sampler is not None:
+                sampler.on_message(worker_id, message)
+
+        link = WorkerLink(self._init, on_message)
+        await link.open()
+        sampler = Sampler(link, self._clock, metrics, supervisor.post)
+        launcher = Launcher(job.host, setup.environment, setup.places, link=link, init=self._init, clock=self._clock,
+                            log=self.log)  # fmt: skip
+        coordination = Coordination(coordinator, job.name, self._clock, supervisor.post, self.log)
+        storing = Storing(job.name, setup.store, policy, supervisor.post, self.log)
+        memo = self._init.state.memo
+        supervisor.post(e.AgentStarted(
+            tuple(sorted(link.slabs.items())), tuple(map(seal_event, link.seals())), int(memo.get("seen_generation", 0)),
+        ))  # fmt: skip
+        self.log(f"node {job.node_id}, rank table of {len(job.hosts)} hosts, metrics on port {metrics.port}")
+        async with asyncio.TaskGroup() as tasks:
+            executor = Executor(supervisor.post, tasks, coordination, storing, launcher, metrics)
+            background = [
+                tasks.create_task(work)
+                for work in (coordination.watch(), storing.run(), sampler.run(), watch_gpus(policy, metrics, self.log))
+            ]
+            if memo.get("lease"):
+                tasks.create_task(coordination.revoke(int(memo["lease"])))
+            code = await supervisor.run(self._perform(executor, sampler), lambda state: self._follow(state, tasks))
+            metrics.up(False)
+            await executor.close()
+            for task in background:
+                task.cancel()
+            await coordination.finish()
+        await coordinator.close()
+        journal.close()
+        self.log(f"exit {code}")
+        return code
+
+    def _perform(self, executor: Executor, sampler: Sampler) -> Callable[[a.Action], None]:
+        """The hands, with the sampler told whom it samples."""
+        orders: a.WriteOrders | None = None
+
+        def perform(action: a.Action) -> None:
+            nonlocal orders
+            if isinstance(action, a.WriteOrders):
+                orders = action
+            elif isinstance(action, a.StartWorker):
+                sampler.begin(action.worker_id, action.rank, orders.restore_slab if orders is not None else -1)
+            executor.perform(action)
+
+        return perform
+
+    def _follow(self, state: State, tasks: asyncio.TaskGroup) -> None:
+        """After each turn: init learns the lease's deadline, and what the next agent is to know."""
+        deadline = None if state.lease is None else state.lease.deadline
+        if deadline != self._deadline:
+            self._deadline = deadline
+            at = None if deadline is None else self._clock.to_monotonic(deadline)
+            tasks.create_task(self._init.deadline(at))
+        memo = (state.seen_generation, 0 if state.lease is None else state.lease.lease)
+        if memo != self._memo:
+            self._memo = memo
+            tasks.create_task(self._init.memo({"seen_generation": memo[0], "lease": memo[1]}))
+
+    def _signalled(self, supervisor: Supervisor, number: int) -> None:
+        source = _SOURCES.get(signal.Signals(number))
+        if source is not None:
+            deadline = self._clock.now() + self._setup.policy.interruption.grace
+            supervisor.post(e.InterruptionNoticed(source, deadline))
+
+    def _fenced(self) -> None:
+        self.log("the lease ran out: init has stopped the workers")
+
+    def _companion_exited(self, name: str, status: int) -> None:
+        self.log(f"{name} ended with {status}")
+
+    # --- coordination ------------------------------------------------------------------------------------------------
+
+    def _coordinator(self) -> Coordinator:
+        job, policy = self._setup.job, self._setup.policy
+        if len(job.hosts) == 1:
+            return MemoryCoordinator(self._clock.monotonic)
+        if policy.coordination.endpoints != "embedded":
+            return EtcdCoordinator(tuple(policy.coordination.endpoints))
+        first = self._setup.options.coordinator or job.hosts[0]
+        return EtcdCoordinator((f"http://{first}:{policy.coordination.port}",))
+
+    async def _start_etcd(self) -> None:
+        """Have init start the etcd member, unless the one that a former agent had started still runs."""
+        job, port = self._setup.job, self._setup.policy.coordination.port
+        if "etcd" in self._init.state.companions:
+            return
+        scratch = self._setup.places.scratch
+        token = uuid.uuid4().hex
+        data_dir = choose_data_dir(f"keepstep-etcd-{token[:8]}", scratch)
+        try:
+            binary = find_etcd(self._setup.environment.get("PATH"))
+        except EtcdMissing as error:
+            raise QuorumError(str(error)) from error
+        address = self._setup.options.coordinator or job.address
+        spec = MemberSpec(job.host, address, port, port + 1, data_dir, scratch / "etcd.log", token)
+        command = plan_member(binary, spec)
+        self.log(f"etcd on {command.endpoint}, data in {data_dir}")
+        await self._init.companion("etcd", command.argv, command.env, str(command.log_path))
+
+
+def open_metrics(policy: Policy) -> Metrics:
+    """Serve /metrics.
+
+    Raises:
+        ConfigError: the address can not be listened on.
+    """
+    host, _, port = policy.telemetry.listen.rpartition(":")
+    try:
+        return Metrics(host, int(port), [cause.value for cause in FailureCause])
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"{policy.telemetry.listen}: {error}", "an address that is free, or port 0", key="telemetry.listen"
+        ) from error
+
+
+def open_journal(places: Places, log: Callable[[str], None]) -> JournalWriter:
+    """Begin the journal beside the job's output; in the scratch folder where that can not be written."""
+    try:
+        return JournalWriter(places.output / "journal.jsonl")
+    except OSError as error:
+        log(f"{places.output} can not be written ({error}); the journal goes to {places.scratch}")
+        try:
+            return JournalWriter(places.scratch / "journal.jsonl")
+        except OSError as second:
+            raise ConfigError(str(second), "a folder that can be written", key="--scratch-dir") from second
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""What a person types: `keepstep local | policy | replay | simulate`; `keepstep train` does not come through here."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from keepstep.adapters.journal import JournalError
+from keepstep.app.faults import parse_fault
+from keepstep.app.local import Local, LocalRun
+from keepstep.app.replay import ReplayDiffers, journals_under, replay
+from keepstep.errors import ConfigError, ExitCode, KeepstepError
+
+
+class _Parser(argparse.ArgumentParser):
+    """A wrong command line is a configuration error, exit code 78."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise ConfigError(message, f"`{self.prog} --help` shows", file="command line")
+
+
+def main(argv: list[str]) -> int:
+    """Run one command and return its exit code; the one place that turns any error into one line."""
+    try:
+        options = _parser().parse_args(argv)
+        return int(options.command(options))
+    except KeepstepError as error:
+        print(f"keepstep: {error.describe()}", file=sys.stderr)
+        return int(error.exit_code)
+    except (JournalError, ReplayDiffers) as error:
+        print(f"keepstep: {error}", file=sys.stderr)
+        return 1
+    except Exception:  # whatever it is, it is ours
+        traceback.print_exc()
+        return int(ExitCode.BUG)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="keepstep", description="Fault-tolerant TensorFlow training on SageMaker.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands.add_parser("train", help="supervise training on this host; what a container runs")
+
+    local = commands.add_parser("local", help="run a job of several hosts on this machine")
+    local.add_argument("--hosts", type=int, default=2, help="how many (default 2)")
+    local.add_argument("--policy", default="default", help="a preset's name or a file (default: default)")
+    local.add_argument("--set", action="append", default=[], dest="overrides", metavar="KNOB=VALUE", help="set one knob")
+    local.add_argument("--store", help="a directory or s3://bucket/prefix for checkpoints (default: in the --out folder)")
+    local.add_argument("--python", help="the script's interpreter (default: the policy's)")
+    local.add_argument("--out", type=Path, help="folder for files, logs and the summary (default: a new one)")
+    local.add_argument("--fault", action="append", default=[], metavar="KIND:RANK@STEP",
+                       help="inflict a fault once a rank has completed a step: kill, kill-agent, kill-uploader, kill-host")  # fmt: skip
+    local.add_argument("--quiet", action="store_true", help="show progress, not what the script prints")
+    local.add_argument("script")
+    local.add_argument("arguments", nargs=argparse.REMAINDER)
+    local.set_defaults(command=_local)
+
+    policy = commands.add_parser("policy", help="check or explain a policy, or print its JSON schema")
+    policy.add_argument("what", choices=("check", "explain", "schema"))
+    policy.add_argument("source", nargs="?", default="default", help="a preset's name or a file")
+    policy.add_argument("--set", action="append", default=[], dest="overrides", metavar="KNOB=VALUE")
+    policy.set_defaults(command=_policy)
+
+    again = commands.add_parser("replay", help="fold journals again and compare every turn")
+    again.add_argument("journal", nargs="+", type=Path, help="a journal, or a folder that holds some")
+    again.add_argument("--show", action="store_true", help="print every turn: time, event, reasons, actions")
+    again.set_defaults(command=_replay)
+
+    simulate = commands.add_parser("simulate", help="play seeded faults against a policy in virtual time")
+    simulate.add_argument("policy", nargs="?", default="default")
+    simulate.add_argument("--seeds", default="0:100", metavar="FROM:TO")
+    simulate.add_argument("--trace", action="store_true", help="print every turn that decided something")
+    simulate.set_defaults(command=_simulate)
+    return parser
+
+
+def _local(options: argparse.Namespace) -> int:
+    if not 1 <= options.hosts <= 24:
+        raise ConfigError(f"{options.hosts} hosts", "1 to 24", key="--hosts")
+    script = Path(options.script)
+    if not script.is_file():
+        raise ConfigError(f"{options.script} is no file", "a Python script", key="SCRIPT")
+    folder = (options.out or Path(tempfile.mkdtemp(prefix="keepstep-local-"))).absolute()
+    overrides = list(options.overrides)
+    if options.python:
+        python = Path(options.python)
+        overrides.append(f"launch.python={python.absolute() if python.exists() else options.python}")
+    store = options.store or str(folder / "store")
+    policy = Path(options.policy)
+    plan = LocalRun(
+        hosts=options.hosts,
+        script=str(script.absolute()),
+        arguments=tuple(options.arguments),
+        policy=str(policy.absolute()) if policy.exists() else options.policy,
+        overrides=tuple(overrides),
+        store=store if "://" in store else str(Path(store).absolute()),
+        folder=folder,
+        faults=tuple(parse_fault(text, options.hosts) for text in options.fault),
+        quiet=options.quiet,
+    )
+    return asyncio.run(Local(plan).run())
+
+
+def _policy(options: argparse.Namespace) -> int:
+    from keepstep.intake.policy import explain_policy, policy_schema
+
+    if options.what == "schema":
+        print(policy_schema())
+        return 0
+    text = explain_policy(options.source, options.overrides)
+    print(text if options.what == "explain" else f"{options.source}: valid")
+    return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    for path in options.journal:
+        found = journals_under(path) if path.is_dir() else [path]
+        if not found:
+            raise ConfigError(f"{path} holds no journal", "a journal or a folder with some", key="JOURNAL")
+        for journal in found:
+            turns = 0
+            for turn in replay(journal):
+                turns += 1
+                if options.show:
+                    notes = "; ".join(f"{note.reason.value} {note.detail}".strip() for note in turn.decision.notes)
+                    actions = ", ".join(type(action).__name__ for action in turn.decision.actions)
+                    print(f"{turn.now:.6f} {turn.event.kind} -> {notes} => {actions}")
+            print(f"{journal}: {turns} turns, every decision reproduced")
+    return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from keepstep.app.simulating import simulate
+
+    return simulate(options.policy, options.seeds, options.trace)

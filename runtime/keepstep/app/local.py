@@ -1,0 +1,292 @@
+"""`keepstep local`: N whole agents on this machine, each with a base directory, ports and an init of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from keepstep.adapters.clock import monotonic, sleep, unix_time
+from keepstep.app.faults import PlannedFault, kill_family, uploader_of
+from keepstep.app.summary import printed_values, summarize
+from keepstep.core.job import PORT_SPAN
+from keepstep.errors import ConfigError, QuorumError
+
+_TICK_S = 0.1
+_PROGRESS_S = 2.0
+_PORTS_FROM, _PORT_BLOCKS = 20_000, 24
+_RETURN_S = 1.0
+"""How long a host that was killed stays away."""
+_LINE_BYTES_MAX = 1 << 24
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """What to run: see the options of `keepstep local`."""
+
+    hosts: int
+    script: str
+    arguments: tuple[str, ...]
+    policy: str
+    overrides: tuple[str, ...]
+    store: str
+    folder: Path
+    faults: tuple[PlannedFault, ...]
+    quiet: bool
+
+
+@dataclass
+class _Host:
+    """One local host: its files, its process, and what its journal has told so far."""
+
+    name: str
+    folder: Path
+    port_base: int
+    process: asyncio.subprocess.Process | None = None
+    exit_code: int | None = None
+    worker_pid: int = 0
+    agent_pid: int = 0
+    step: int = 0
+    generation: int = 0
+    restarts: int = 0
+    durable: int = 0
+    _journal: IO[str] | None = None
+    _inode: int = 0
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "output" / "data" / "keepstep" / self.name / "journal.jsonl"
+
+    def look(self) -> None:
+        """Take in what the journal says by now; a new agent begins a new file."""
+        with contextlib.suppress(OSError):
+            inode = self.journal.stat().st_ino
+            if self._journal is None or inode != self._inode:
+                self._drain()
+                self._journal, self._inode = self.journal.open(encoding="utf-8"), inode
+        self._drain()
+
+    def _drain(self) -> None:
+        if self._journal is None:
+            return
+        while True:
+            at = self._journal.tell()
+            line = self._journal.readline()
+            if not line.endswith("\n"):
+                self._journal.seek(at)
+                return
+            self._take(json.loads(line))
+
+    def _take(self, line: dict[str, Any]) -> None:
+        self.agent_pid = line.get("pid", self.agent_pid)
+        event = line.get("event", {})
+        match event.get("kind"):
+            case "worker_started":
+                self.worker_pid = event["pid"]
+            case "steps_sampled":
+                self.step = max(self.step, event["completed"])
+            case "worker_exited":
+                self.worker_pid = 0
+            case "record_seen" | "record_put" if event["record"]["kind"] == "generation":
+                record = event["record"]
+                self.generation, self.restarts = record["number"], record["restarts"]
+                self.durable = record["durable_step"]
+
+
+@dataclass
+class Local:
+    """One run; `run()` plays it."""
+
+    plan: LocalRun
+    hosts: list[_Host] = field(default_factory=list)
+    inflicted: list[tuple[str, float]] = field(default_factory=list)
+    _locks: list[IO[str]] = field(default_factory=list)
+    _etcd_port: int = 0
+    _stopping: bool = False
+
+    async def run(self) -> int:
+        """Run the job to its end and write `summary.json`; return the first exit code that is not 0.
+
+        Raises:
+            ConfigError: the folder can not be used.
+            QuorumError: no ports are free.
+        """
+        self._prepare()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._forward, number)
+        async with asyncio.TaskGroup() as tasks:
+            for host in self.hosts:
+                tasks.create_task(self._keep(host))
+            tasks.create_task(self._watch(tasks))
+        codes = {host.name: host.exit_code if host.exit_code is not None else 70 for host in self.hosts}
+        self._write_summary(codes)
+        return next((code for code in codes.values() if code), 0)
+
+    def _prepare(self) -> None:
+        names = [f"algo-{number}" for number in range(1, self.plan.hosts + 1)]
+        hosts_folder = self.plan.folder / "hosts"
+        try:
+            shutil.rmtree(hosts_folder, ignore_errors=True)
+            for name in names:
+                base = hosts_folder / name
+                (base / "input" / "config").mkdir(parents=True)
+                contract = {"current_host": name, "hosts": names, "network_interface_name": "lo"}
+                (base / "input" / "config" / "resourceconfig.json").write_text(json.dumps(contract))
+                (base / "input" / "config" / "hyperparameters.json").write_text("{}")
+                (base / "input" / "config" / "inputdataconfig.json").write_text("{}")
+                self.hosts.append(_Host(name, base, self._port_block()))
+        except OSError as error:
+            raise ConfigError(str(error), "a folder that can be written", key="--out") from error
+        self._etcd_port = free_port_pair()
+
+    def _port_block(self) -> int:
+        """The first port of a block that no other run on this machine uses."""
+        folder = Path("/tmp") / "keepstep-ports"
+        folder.mkdir(mode=0o777, exist_ok=True)
+        for block in range(_PORT_BLOCKS):
+            lock = (folder / str(block)).open("w")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.close()
+                continue
+            self._locks.append(lock)
+            return _PORTS_FROM + block * PORT_SPAN
+        raise QuorumError(f"all {_PORT_BLOCKS} blocks of ports are taken", "end other local runs first")
+
+    # --- hosts -------------------------------------------------------------------------------------------------------
+
+    async def _keep(self, host: _Host) -> None:
+        """Run a host until it exits; one that was killed as a machine is comes back once."""
+        while True:
+            host.exit_code = None
+            code = await self._boot(host)
+            if code != -signal.SIGKILL or self._stopping:
+                host.exit_code = code if code >= 0 else 128 - code
+                return
+            await sleep(_RETURN_S)
+
+    async def _boot(self, host: _Host) -> int:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "keepstep", "train",
+            "--base-dir", str(host.folder), "--address", "127.0.0.1", "--coordinator", "127.0.0.1",
+            "--port-base", str(host.port_base), "--scratch-dir", str(host.folder / "scratch"),
+            "--policy", self.plan.policy, "--store", self.plan.store,
+            *(word for override in self._overrides() for word in ("--set", override)),
+            "--", self.plan.script, *self.plan.arguments,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            limit=_LINE_BYTES_MAX,
+            env={**os.environ, "TRAINING_JOB_NAME": "local"},
+        )  # fmt: skip
+        host.process = process
+        assert process.stdout is not None
+        with (host.folder / "log.txt").open("ab") as log:
+            while line := await process.stdout.readline():
+                log.write(line)
+                log.flush()
+                if not self.plan.quiet:
+                    sys.stdout.buffer.write(line)
+                    sys.stdout.flush()
+        return await process.wait()
+
+    def _overrides(self) -> list[str]:
+        return [f"coordination.port={self._etcd_port}", "telemetry.listen=127.0.0.1:0", *self.plan.overrides]
+
+    def _forward(self, number: int) -> None:
+        """The run is interrupted: so is every host."""
+        self._stopping = True
+        for host in self.hosts:
+            if host.process is not None and host.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    host.process.send_signal(signal.SIGTERM if number == signal.SIGTERM else signal.SIGINT)
+
+    # --- watching ----------------------------------------------------------------------------------------------------
+
+    async def _watch(self, tasks: asyncio.TaskGroup) -> None:
+        """Follow the journals: inflict the faults that are due, show progress."""
+        waiting = list(self.plan.faults)
+        shown_at = monotonic()
+        while any(host.exit_code is None for host in self.hosts):
+            await sleep(_TICK_S)
+            for host in self.hosts:
+                host.look()
+            for fault in list(waiting):
+                if self.hosts[fault.rank].step >= fault.step and self._inflict(fault):
+                    waiting.remove(fault)
+            if monotonic() - shown_at >= _PROGRESS_S:
+                shown_at = monotonic()
+                self._show()
+
+    def _inflict(self, fault: PlannedFault) -> bool:
+        host = self.hosts[fault.rank]
+        target: int | None = host.worker_pid
+        if fault.kind == "kill-agent":
+            target = host.agent_pid
+        elif fault.kind == "kill-uploader":
+            target = uploader_of(host.agent_pid)
+        elif fault.kind == "kill-host":
+            target = host.process.pid if host.process is not None else None
+        if not target:
+            return False
+        self.inflicted.append((str(fault), unix_time()))
+        if fault.kind == "kill-host":
+            kill_family(target)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(target, signal.SIGKILL)
+        self._say(f"{fault}: SIGKILL to process {target}")
+        return True
+
+    def _show(self) -> None:
+        newest = max(self.hosts, key=lambda host: host.generation)
+        self._say(
+            f"step {max(host.step for host in self.hosts)}, generation {newest.generation}, "
+            f"restarts {newest.restarts}, committed step {newest.durable}"
+        )
+
+    def _say(self, text: str) -> None:
+        print(f"keepstep local | {text}", flush=True)
+
+    def _write_summary(self, codes: dict[str, int]) -> None:
+        summary = summarize(self.plan.folder / "hosts", self.inflicted, codes)
+        summary |= printed_values(self.hosts[0].folder / "log.txt")
+        path = self.plan.folder / "summary.json"
+        path.write_text(json.dumps(summary, indent=2) + "\n")
+        self._say(describe(summary))
+        self._say(f"written to {path}")
+
+
+def free_port_pair() -> int:
+    """A port that is free together with the one above it."""
+    for _ in range(100):
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            with contextlib.suppress(OSError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
+    raise QuorumError("no two neighbouring ports are free")
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """The summary for people."""
+    lines = [
+        f"done: {summary['steps']} steps, {summary['restarts']} restarts, {summary['lost_steps']} steps lost, "
+        f"committed step {summary['durable_step']}"
+    ]
+    for recovery in summary["recoveries"]:
+        phases = ", ".join(f"{name.replace('_', ' ')} {value:.3f} s" for name, value in recovery.items() if name != "total")
+        lines.append(f"recovered in {recovery['total']:.3f} s: {phases}")
+    if "final_accuracy" in summary:
+        lines.append(f"final accuracy {summary['final_accuracy']:.4f}")
+    return "\nkeepstep local | ".join(lines)

@@ -1,0 +1,77 @@
+"""The words after `train`: the same for init, which passes them on, and for the agent, which reads them."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from keepstep.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What was said on the command line; None and empty where nothing was.
+
+    Attributes:
+        base_dir: where the platform's files are; /opt/ml in a container.
+        policy: a preset's name, or a file.
+        overrides: knobs set one by one, as `checkpoint.every=2min`.
+        store: a directory or s3://bucket/prefix.
+        address: where the other hosts reach this one; the host's name by default.
+        coordinator: host that runs etcd as the others reach it; the first host's name by default.
+        port_base: first port for workers.
+        scratch_dir: folder for what need not outlive the container.
+    """
+
+    base_dir: Path
+    policy: str | None
+    overrides: tuple[str, ...]
+    store: str | None
+    address: str | None
+    coordinator: str | None
+    port_base: int
+    scratch_dir: Path | None
+    script: str | None
+    arguments: tuple[str, ...]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors become ConfigError, exit code 78 and not argparse's 2, which a policy may give a meaning of its own."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise ConfigError(message, "keepstep train [OPTIONS] [SCRIPT [ARGS...]]", file="command line")
+
+
+def parse_train_options(argv: list[str]) -> TrainOptions:
+    """Read the words after `train`.
+
+    Raises:
+        ConfigError: an option is unknown or lacks its value.
+    """
+    parser = _Parser(prog="keepstep train", add_help=False, allow_abbrev=False)
+    parser.add_argument("--base-dir", type=Path, default=Path("/opt/ml"))
+    parser.add_argument("--policy")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KNOB=VALUE")
+    parser.add_argument("--store")
+    parser.add_argument("--address")
+    parser.add_argument("--coordinator")
+    parser.add_argument("--port-base", type=int, default=20000)
+    parser.add_argument("--scratch-dir", type=Path)
+    parser.add_argument("--entry")
+    parser.add_argument("words", nargs=argparse.REMAINDER)
+    found = parser.parse_args(argv)
+    words = [word for at, word in enumerate(found.words) if not (at == 0 and word == "--")]
+    script = found.entry if found.entry is not None else (words.pop(0) if words else None)
+    return TrainOptions(
+        base_dir=found.base_dir,
+        policy=found.policy,
+        overrides=tuple(found.overrides),
+        store=found.store,
+        address=found.address,
+        coordinator=found.coordinator,
+        port_base=found.port_base,
+        scratch_dir=found.scratch_dir,
+        script=script,
+        arguments=tuple(words),
+    )
