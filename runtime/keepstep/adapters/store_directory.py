@@ -55,7 +55,7 @@ class DirectoryStore:
             StoreRefused: it can not be made or written.
         """
         self._root = root
-        with _translated(str(root)):
+        with _translated(str(root), absent=StoreRefused):
             (root / _UNFINISHED).mkdir(parents=True, exist_ok=True)
 
     def put(
@@ -111,7 +111,7 @@ class DirectoryStore:
 
     def delete(self, key: str, *, if_match: str | None = None) -> None:
         path = self._path(key)
-        with _translated(key), self._lock():
+        with _translated(key, absent=StoreUnavailable), self._lock():
             if if_match is not None:
                 _check_etag(path, key, if_match)
             with contextlib.suppress(FileNotFoundError):
@@ -124,7 +124,7 @@ class DirectoryStore:
     def discard_unfinished(self, prefix: str, before_unix: float) -> int:
         """Remove the files of dead writers; for which key they were is not known, so `prefix` does not matter."""
         discarded = 0
-        with _translated(_UNFINISHED):
+        with _translated(_UNFINISHED, absent=StoreUnavailable):
             for path in (self._root / _UNFINISHED).iterdir():
                 with contextlib.suppress(FileNotFoundError):
                     if path.stat().st_mtime < before_unix and _is_abandoned(path):

@@ -237,9 +237,19 @@ def test_keys_say_what_they_were_made_of(generation, step, run):
 
 @pytest.mark.parametrize(
     "key",
-    ["", "job/HEAD.json", "job/manifests/", "job/manifests/1-2.json", "job/manifests/01-2-r.json",
-     "job/manifests/1-2-r.json\n", "job/manifests/1-2-r.jsonx", "job/manifests/1-2-.json", "job/manifests/1-2-a/b.json", "job/manifests/-1-2-r.json"],
-)  # fmt: skip
+    [
+        "",
+        "job/HEAD.json",
+        "job/manifests/",
+        "job/manifests/1-2.json",
+        "job/manifests/01-2-r.json",
+        "job/manifests/1-2-r.json\n",
+        "job/manifests/1-2-r.jsonx",
+        "job/manifests/1-2-.json",
+        "job/manifests/1-2-a/b.json",
+        "job/manifests/-1-2-r.json",
+    ],
+)
 def test_other_keys_are_no_manifests(key):
     assert parse_manifest_key("job", key) is None
 
