@@ -8,165 +8,153 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from keepstep.core.causes import FailureCause
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|h|d)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_STEPS = re.compile(r"(\d+)\s*steps?")
-_BUDGET = re.compile(r"(\d+)\s+per\s+(.+)")
+from keepstep.core.quantities import (
+    Budget,
+    Cadence,
+    Every,
+    RestartBudget,
+    Seconds,
+    StepsOrAuto,
+    StepsOrOff,
+    show_seconds,
+    show_steps,
+)
 
 Response = Literal["restart", "stop", "exit"]
 
+STORE = "a directory, s3://bucket/prefix, or none"
+_BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/[^\0]*)?", re.ASCII)
+_ENDPOINT = re.compile(r"https?://(?:\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):(\d{1,5})", re.ASCII)
+_LISTEN = re.compile(r"(?:\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):(\d{1,5})", re.ASCII)
+_PORT_MAX = 65_535
 
-def parse_seconds(text: object) -> float:
-    """Seconds of "500ms", "5s", "2min", "1h" or "1d".
+
+class Contradiction(ValueError):
+    """Two knobs that can not both be meant.
+
+    Attributes:
+        key: the knob to change, with the names of its sections.
+        found: its value and the one that it clashes with.
+        wanted: what would do.
+    """
+
+    def __init__(self, key: str, found: str, wanted: str) -> None:
+        super().__init__(f"{key}: {found}; wanted {wanted}")
+        self.key, self.found, self.wanted = key, found, wanted
+
+
+def parse_store(value: object) -> str:
+    """A store's name, checked as far as that goes without asking it.
 
     Raises:
-        ValueError: it is none of these; a bare number does not say its unit.
+        ValueError: it can be no store.
     """
-    match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
-    if match is None:
-        raise ValueError("wanted a duration with its unit, as 500ms, 5s, 2min or 1h")
-    return float(match[1]) * _SECONDS[match[2]]
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise ValueError(STORE)
+    if "://" in value and _BUCKET.fullmatch(value) is None:
+        raise ValueError(STORE)
+    return value
 
 
-def parse_steps(text: object) -> int:
-    """Steps of "10 steps".
-
-    Raises:
-        ValueError: it is not a positive number of steps.
-    """
-    match = _STEPS.fullmatch(text.strip()) if isinstance(text, str) else None
-    if match is None or int(match[1]) < 1:
-        raise ValueError("wanted a number of steps, as 10 steps")
-    return int(match[1])
+def _endpoint(value: str) -> str:
+    match = _ENDPOINT.fullmatch(value)
+    if match is None or not 0 < int(match[1]) <= _PORT_MAX:
+        raise ValueError("embedded, or a list of URLs as http://10.0.0.1:2379")
+    return value
 
 
-def _show_seconds(seconds: float) -> str:
-    for unit in ("h", "min", "s"):
-        if seconds >= _SECONDS[unit] and seconds % _SECONDS[unit] == 0:
-            return f"{int(seconds / _SECONDS[unit])}{unit}"
-    return "0s" if seconds == 0 else f"{round(seconds * 1000)}ms"
-
-
-def _seconds(value: object) -> float:
-    return parse_seconds(value)
-
-
-Seconds = Annotated[float, BeforeValidator(_seconds), PlainSerializer(_show_seconds, return_type=str)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
-
-
-class Cadence(_Model):
-    """How often: in steps, in seconds, or left to keepstep (both None)."""
-
-    steps: int | None = None
-    seconds: float | None = None
-
-
-def _cadence(value: object) -> object:
-    if isinstance(value, Cadence | dict):
-        return value
-    if value == "auto":
-        return Cadence()
-    for parse, name in ((parse_steps, "steps"), (parse_seconds, "seconds")):
-        try:
-            return Cadence(**{name: parse(value)})
-        except ValueError:
-            continue
-    raise ValueError("wanted auto, a number of steps as 500 steps, or a duration as 2min")
-
-
-def _show_cadence(value: Cadence) -> str:
-    if value.steps is not None:
-        return f"{value.steps} steps"
-    return "auto" if value.seconds is None else _show_seconds(value.seconds)
-
-
-CadenceField = Annotated[Cadence, BeforeValidator(_cadence), PlainSerializer(_show_cadence, return_type=str)]
-
-
-class Budget(_Model):
-    """So many failures within a window of so many seconds."""
-
-    count: int
-    window_s: float
-
-
-def _budget(value: object) -> object:
-    if isinstance(value, Budget | dict):
-        return value
-    match = _BUDGET.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError("wanted a number of restarts per time, as 8 per 1h")
-    return Budget(count=int(match[1]), window_s=parse_seconds(match[2]))
-
-
-BudgetField = Annotated[
-    Budget,
-    BeforeValidator(_budget),
-    PlainSerializer(lambda b: f"{b.count} per {_show_seconds(b.window_s)}", return_type=str),
-]
+def _listen(value: str) -> str:
+    match = _LISTEN.fullmatch(value)
+    if match is None or int(match[1]) > _PORT_MAX:
+        raise ValueError("host:port, as 127.0.0.1:9404; port 0 takes any free one")
+    return value
 
 
 def knob(default: Any, text: str, *, unit: str, failure: str, **limits: Any) -> Any:
-    """A field with what `policy explain` shows: its unit and the failure it is for."""
-    return Field(default, description=text, json_schema_extra={"unit": unit, "failure": failure}, **limits)
+    """A field with what `policy explain` shows: its unit, its range and the failure it is for."""
+    extra: dict[str, Any] = {"unit": unit, "failure": failure}
+    if "ge" in limits:
+        low, high = limits["ge"], limits["le"]
+        show = show_seconds if unit == "duration" else str
+        extra["range"] = f"{show(low)} to {show(high)}"
+    return Field(default, description=text, json_schema_extra=extra, **limits)
 
 
-class Launch(_Model):
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Launch(_Section):
     """How workers are started."""
 
     strategy: Literal["auto", "plain", "mirrored", "multi_worker"] = knob(
-        "auto", "How the script is distributed.", unit="name", failure="a script started for another world than its own"
-    )
+        "auto", "How the script is distributed; auto asks the platform, the hosts and the GPUs.", unit="name",
+        failure="a script started for another world than its own",
+    )  # fmt: skip
     instrument: Literal["auto", "off"] = knob(
-        "auto", "Whether Model.fit reports its steps, is snapshotted and resumed.", unit="name",
-        failure="an instrumentation that a script does not bear",
+        "auto", "Whether Model.fit of an unchanged script reports its steps, is snapshotted and resumed.", unit="name",
+        failure="a script that does not bear being instrumented",
     )  # fmt: skip
     python: str = knob(
-        "python", "The interpreter of the user's script.", unit="path", min_length=1,
-        failure="a script run by an interpreter that lacks its packages",
+        "python", "The interpreter of the user's script: a path, or a name on PATH.", unit="path",
+        failure="a script run by an interpreter that lacks its packages", min_length=1,
     )  # fmt: skip
 
 
-class Backoff(_Model):
-    """How long to wait after a failure; doubled with each one in the budget's window."""
+class Backoff(_Section):
+    """How long to wait before a restart; doubled with each failure in the budget's window."""
 
-    first: Seconds = knob(0.0, "Wait after the first failure.", unit="duration", failure="a crash loop", ge=0, le=3600)
-    max: Seconds = knob(60.0, "The longest wait.", unit="duration", failure="a crash loop", ge=0, le=86400)
+    first: Seconds = knob(
+        0.0, "Wait before the first restart.", unit="duration", failure="a fault that needs a moment to pass", ge=0,
+        le=3600,
+    )  # fmt: skip
+    max: Seconds = knob(
+        60.0, "The longest wait before a restart.", unit="duration", failure="a crash loop that idles paid hosts", ge=0,
+        le=86400,
+    )  # fmt: skip
 
 
-class Restart(_Model):
+class Restart(_Section):
     """When to stop restarting."""
 
-    budget: BudgetField = knob(
-        Budget(count=8, window_s=3600.0), "Failures that are restarted from within a window.", unit="count per duration",
-        failure="a job that fails again and again and is paid for all the same",
+    budget: Budget = knob(
+        RestartBudget(8, 3600.0), "Failures that are restarted from within a window; planned stops are free.",
+        unit="count per duration", failure="a job that fails again and again and is paid for all the same",
     )  # fmt: skip
-    ceiling: int = knob(50, "Restarts in the whole job.", unit="count", failure="an endless job", ge=0, le=10_000)
+    ceiling: int = knob(
+        50, "Restarts in the whole job.", unit="count", failure="a job that never ends", ge=0, le=10_000, strict=True
+    )
     backoff: Backoff = Backoff()
     same_step: int = knob(
-        3, "The same first error at the same step this often ends the job.", unit="count", ge=2, le=100,
-        failure="a bug of the script that no restart heals",
+        3, "The same first error at the same step this often ends the job.", unit="count",
+        failure="a bug of the script that no restart heals", ge=2, le=100, strict=True,
     )  # fmt: skip
 
 
-class FailureRule(_Model):
+class FailureRule(_Section):
     """What to do about one cause; `exit_code` narrows it to a worker's exit code."""
 
     cause: FailureCause | Literal["any"]
-    exit_code: int | None = Field(None, ge=1, le=255)
+    exit_code: int | None = Field(None, ge=1, le=255, strict=True)
     respond: Response
 
+    def covers(self, other: FailureRule) -> bool:
+        """Whether nothing is left for `other` when it comes after this rule."""
+        return self.cause in ("any", other.cause) and self.exit_code in (None, other.exit_code)
 
-class Elastic(_Model):
-    """Which hosts the job needs; all of them, so far."""
+
+DEFAULT_RULES = (
+    FailureRule(cause=FailureCause.GPU_FAULT, respond="exit"),
+    FailureRule(cause=FailureCause.OUT_OF_MEMORY, respond="stop"),
+    FailureRule(cause="any", respond="restart"),
+)
+
+
+class Elastic(_Section):
+    """Which hosts the job needs: all of them."""
 
     wait_for_return: Seconds = knob(
         60.0, "How long to wait for a host that went away.", unit="duration", failure="a host that never comes back",
@@ -174,121 +162,132 @@ class Elastic(_Model):
     )  # fmt: skip
 
 
-class Keep(_Model):
-    """Which checkpoints stay."""
+class Keep(_Section):
+    """Which checkpoints stay in the store."""
 
-    last: int = knob(3, "The newest so many.", unit="count", failure="a newest checkpoint that is corrupt", ge=1, le=1000)
-    every_steps: int | None = Field(
-        None, alias="every", description="Also those at multiples of so many steps, or off.",
-        json_schema_extra={"unit": "steps", "failure": "a model that went bad long ago"},
+    last: int = knob(
+        3, "The newest so many checkpoints stay.", unit="count", failure="a newest checkpoint that is corrupt", ge=1,
+        le=1000, strict=True,
+    )  # fmt: skip
+    every: StepsOrOff = knob(
+        None, "Checkpoints at multiples of so many steps stay for good, or off.", unit="steps",
+        failure="a model that went bad long before it was seen",
     )  # fmt: skip
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _parse_every(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "every" in value:
-            every = value["every"]
-            value = {**value, "every": None if every in (None, "off", False) else parse_steps(every)}
-        return value
+    @property
+    def every_steps(self) -> int | None:
+        """Steps whose multiples stay; None for none."""
+        return self.every
 
 
-class Checkpoint(_Model):
+class Checkpoint(_Section):
     """Where and how often state is saved."""
 
-    store: str = knob(
-        "none", "A directory, s3://bucket/prefix, or none.", unit="path or URL", failure="the loss of a host", min_length=1
-    )
-    every: CadenceField = knob(
-        Cadence(), "How often a checkpoint is committed to the store.", unit="steps or duration", failure="the loss of a host"
-    )
-    snapshot_every: CadenceField = knob(
-        Cadence(), "How often the state is copied into memory.", unit="steps", failure="the death of a worker"
-    )
+    store: Annotated[str, AfterValidator(parse_store)] = knob(
+        "none", "Where checkpoints are committed: a directory that all hosts share, s3://bucket/prefix, or none.",
+        unit="path or URL", failure="the loss of a host",
+    )  # fmt: skip
+    every: Every = knob(
+        Cadence(), "How often a checkpoint is committed to the store; auto goes by what a commit costs.",
+        unit="steps or duration", failure="the loss of a host",
+    )  # fmt: skip
+    snapshot_every: StepsOrAuto = knob(
+        None, "How often state is copied into the host's memory; auto goes by what a copy costs.", unit="steps",
+        failure="the death of a worker or of the agent",
+    )  # fmt: skip
     keep: Keep = Keep()
 
 
-class InterruptionKnobs(_Model):
+class Interruption(_Section):
     """What to do when the platform takes the host away."""
 
+    on: Annotated[tuple[Literal["sigterm"], ...], Field(min_length=1, max_length=1)] = knob(
+        ("sigterm",), "What counts as an interruption.", unit="list of names",
+        failure="a stop of the job by the platform",
+    )  # fmt: skip
     grace: Seconds = knob(
-        110.0, "Time from the notice until the platform kills the container.", unit="duration", ge=1, le=3600,
-        failure="a save that is cut off",
+        110.0, "Time from the notice until the platform kills the container.", unit="duration",
+        failure="a save that is cut off", ge=1, le=3600,
     )  # fmt: skip
     script_grace: Seconds = knob(
-        3.0, "Time that a script which reports no steps has after its SIGTERM.", unit="duration", ge=0, le=3600,
-        failure="a script that saves by itself and is killed over it",
+        3.0, "Time that a script which reports no steps has after its SIGTERM.", unit="duration",
+        failure="a script that saves by itself and is killed over it", ge=0, le=3600,
     )  # fmt: skip
 
 
-class Gpu(_Model):
+class Gpu(_Section):
     """How GPUs are watched."""
 
     poll: Seconds = knob(
-        5.0, "How often GPUs are asked.", unit="duration", failure="a GPU that fails unseen", ge=0.5, le=3600
-    )
+        5.0, "Time between two readings of the GPUs.", unit="duration", failure="a GPU that fails unseen", ge=0.5,
+        le=3600,
+    )  # fmt: skip
 
 
-class Health(_Model):
+class Health(_Section):
     """What is watched on a host."""
 
     gpu: Gpu = Gpu()
 
 
-class CoordinationKnobs(_Model):
-    """How hosts agree."""
+class Coordination(_Section):
+    """How hosts agree; a single host needs none of it."""
 
-    endpoints: Literal["embedded"] | tuple[str, ...] = knob(
-        "embedded", "An etcd of keepstep's own, or the addresses of one that is there.", unit="host:port list",
-        failure="the loss of the host that keeps etcd",
+    endpoints: Literal["embedded"] | tuple[Annotated[str, AfterValidator(_endpoint)], ...] = knob(
+        "embedded", "An etcd of keepstep's own on the first host, or the URLs of one that is there.",
+        unit="list of URLs", failure="the loss of the host that keeps etcd", min_length=1,
     )  # fmt: skip
     lease: Seconds = knob(
-        5.0, "How long a silent node counts as alive.", unit="duration", failure="a host that is lost or cut off", ge=1, le=60
-    )
-    port: int = knob(2379, "The embedded etcd's client port.", unit="port", failure="a port that is taken", ge=1, le=65534)
-
-
-class Telemetry(_Model):
-    """What can be seen from outside."""
-
-    listen: str = knob(
-        "127.0.0.1:9404", "Where Prometheus scrapes; port 0 takes any free one.", unit="host:port",
-        failure="a fault that nobody sees", pattern=r"^[^:\s]+:\d{1,5}$",
+        5.0, "How long a silent node counts as alive.", unit="duration",
+        failure="a host that is lost, frozen or cut off", ge=1, le=60,
+    )  # fmt: skip
+    port: int = knob(
+        2379, "Client port of keepstep's own etcd; the next one is taken for its members.", unit="port",
+        failure="a port that is taken", ge=1, le=_PORT_MAX - 1, strict=True,
     )  # fmt: skip
 
 
-class Policy(_Model):
-    """Everything a user can set."""
+class Telemetry(_Section):
+    """What can be seen from outside."""
 
-    version: Literal[1] = 1
+    listen: Annotated[str, AfterValidator(_listen)] = knob(
+        "127.0.0.1:9404", "Where Prometheus scrapes this host's agent; port 0 takes any free one.", unit="host:port",
+        failure="a fault that nobody sees",
+    )  # fmt: skip
+
+
+class Policy(_Section):
+    """Everything that a user can set."""
+
+    version: Literal[1] = knob(
+        1, "Version of the policy's format.", unit="number", failure="a policy of another keepstep"
+    )
     launch: Launch = Launch()
     restart: Restart = Restart()
-    failures: tuple[FailureRule, ...] = ()
+    failures: tuple[FailureRule, ...] = knob(
+        DEFAULT_RULES,
+        "What to do about a cause: restart, stop, or exit with 76; the first rule that matches holds.",
+        unit="list of rules", failure="a failure that a restart would hide or repeat", max_length=50,
+    )  # fmt: skip
     elastic: Elastic = Elastic()
     checkpoint: Checkpoint = Checkpoint()
-    interruption: InterruptionKnobs = InterruptionKnobs()
+    interruption: Interruption = Interruption()
     health: Health = Health()
-    coordination: CoordinationKnobs = CoordinationKnobs()
+    coordination: Coordination = Coordination()
     telemetry: Telemetry = Telemetry()
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Policy:
-        if self.restart.backoff.first > self.restart.backoff.max:
-            raise ValueError("restart.backoff.first is longer than restart.backoff.max")
-        snapshot, commit = self.checkpoint.snapshot_every, self.checkpoint.every
-        if snapshot.seconds is not None:
-            raise ValueError("checkpoint.snapshot_every counts steps: wanted auto or a number of steps as 10 steps")
-        if snapshot.steps and commit.steps and snapshot.steps > commit.steps:
-            raise ValueError("checkpoint.snapshot_every is longer than checkpoint.every: nothing new could be committed")
-        if self.coordination.lease >= self.interruption.grace:
-            raise ValueError("coordination.lease is as long as interruption.grace: a dead host would use the grace up")
+        _check_times(self)
+        _check_cadences(self.checkpoint)
+        _check_rules(self.failures)
+        _check_ports(self.coordination, self.telemetry)
         return self
 
     @property
     def snapshot_every_steps(self) -> int | None:
         """Steps between snapshots; None leaves it to keepstep."""
-        return self.checkpoint.snapshot_every.steps
+        return self.checkpoint.snapshot_every
 
     @property
     def checkpoint_every(self) -> Cadence:
@@ -301,3 +300,48 @@ class Policy(_Model):
             if rule.cause in ("any", cause) and rule.exit_code in (None, exit_code):
                 return rule.respond
         return "restart"
+
+
+def _check_times(policy: Policy) -> None:
+    """No time may be longer than the one that it has to fit into."""
+    backoff, interruption, lease = policy.restart.backoff, policy.interruption, policy.coordination.lease
+    pairs = (
+        ("restart.backoff.first", backoff.first, "restart.backoff.max", backoff.max),
+        ("coordination.lease", lease, "interruption.grace", interruption.grace),
+        ("interruption.script_grace", interruption.script_grace, "interruption.grace", interruption.grace),
+        ("coordination.lease", lease, "elastic.wait_for_return", policy.elastic.wait_for_return),
+    )
+    for key, value, limit_key, limit in pairs:
+        if value > limit:
+            raise Contradiction(key, f"found {show_seconds(value)}", f"no more than {limit_key}, {show_seconds(limit)}")
+
+
+def _check_cadences(checkpoint: Checkpoint) -> None:
+    """A checkpoint is made of a snapshot, and one that is to stay must be made."""
+    every = checkpoint.every.steps
+    if every is None:
+        return
+    limit = f"checkpoint.every, {show_steps(every)}"
+    if (checkpoint.snapshot_every or 1) > every:
+        found = f"found {show_steps(checkpoint.snapshot_every or 1)}"
+        raise Contradiction("checkpoint.snapshot_every", found, f"no more than {limit}")
+    if checkpoint.keep.every is not None and checkpoint.keep.every < every:
+        found = f"found {show_steps(checkpoint.keep.every)}"
+        raise Contradiction("checkpoint.keep.every", found, f"no less than {limit}")
+
+
+def _check_ports(coordination: Coordination, telemetry: Telemetry) -> None:
+    taken = (coordination.port, coordination.port + 1)
+    if coordination.endpoints == "embedded" and int(telemetry.listen.rpartition(":")[2]) in taken:
+        raise Contradiction("telemetry.listen", f"found {telemetry.listen}", f"a port other than etcd's {taken}")
+
+
+def _check_rules(rules: tuple[FailureRule, ...]) -> None:
+    for place, rule in enumerate(rules):
+        if rule.exit_code is not None and rule.cause not in ("any", FailureCause.USER_CODE, FailureCause.PEER):
+            found = f"found {rule.exit_code} with {rule.cause}"
+            raise Contradiction(f"failures.{place}.exit_code", found, "cause user_code")
+        earlier = next((number for number in range(place) if rules[number].covers(rule)), None)
+        if earlier is not None:
+            found = f"found rule {place + 1} for what rule {earlier + 1} has taken already"
+            raise Contradiction(f"failures.{place}", found, "the narrower rule first")

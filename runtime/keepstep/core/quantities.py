@@ -1,0 +1,169 @@
+"""Amounts as a policy writes them: durations, steps, budgets, cadences. Each parser's error says what is wanted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+DURATION = "a duration with its unit, as 500ms, 5s, 2min or 1h"
+STEPS = "a number of steps, as 10 steps"
+BUDGET = "a number of restarts per time, as 8 per 1h"
+
+_NUMBER, _UNIT = r"\d{1,9}(?:\.\d{1,9})?", r"(?:ms|s|min|h)"
+_DURATION = re.compile(rf"({_NUMBER})\s*({_UNIT})", re.ASCII)
+_STEPS = re.compile(r"(\d{1,12})\s*steps?", re.ASCII)
+_BUDGET = re.compile(r"(\d{1,6})\s+per\s+(\S.*)", re.ASCII)
+_SECONDS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 0.001}
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """How often: in steps, in seconds, or left to keepstep (both None)."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestartBudget:
+    """So many failures within a window of so many seconds."""
+
+    count: int
+    window_s: float
+
+
+def parse_seconds(text: object) -> float:
+    """Seconds of "500ms", "5s", "2min" or "1h".
+
+    Raises:
+        ValueError: it is none of these; a bare number does not say its unit.
+    """
+    match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
+        raise ValueError(DURATION)
+    return float(match[1]) / 1000.0 if match[2] == "ms" else float(match[1]) * _SECONDS[match[2]]
+
+
+def show_seconds(seconds: float) -> str:
+    """The shortest text that `parse_seconds` reads as the same number."""
+    for unit in ("h", "min"):
+        if seconds >= _SECONDS[unit] and seconds % _SECONDS[unit] == 0:
+            return f"{int(seconds / _SECONDS[unit])}{unit}"
+    if 0 < seconds < 1 and float(f"{seconds * 1000:.9g}") / 1000.0 == seconds:
+        return f"{seconds * 1000:.9g}ms"
+    text = f"{seconds:.9f}".rstrip("0").rstrip(".")
+    return f"{text}s"
+
+
+def parse_steps(text: object) -> int:
+    """Steps of "10 steps".
+
+    Raises:
+        ValueError: it is no positive number of steps.
+    """
+    match = _STEPS.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None or int(match[1]) < 1:
+        raise ValueError(STEPS)
+    return int(match[1])
+
+
+def show_steps(steps: int) -> str:
+    return "1 step" if steps == 1 else f"{steps} steps"
+
+
+def parse_budget(value: object) -> RestartBudget:
+    """The budget of "8 per 1h".
+
+    Raises:
+        ValueError: it is none, or its window is empty.
+    """
+    if isinstance(value, RestartBudget):
+        return value
+    match = _BUDGET.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(BUDGET)
+    window_s = parse_seconds(match[2])
+    if window_s < 1.0:
+        raise ValueError(f"{BUDGET}, with a window of 1s or more")
+    return RestartBudget(int(match[1]), window_s)
+
+
+def show_budget(budget: RestartBudget) -> str:
+    return f"{budget.count} per {show_seconds(budget.window_s)}"
+
+
+def parse_cadence(value: object) -> Cadence:
+    """The cadence of "auto", "500 steps" or "2min".
+
+    Raises:
+        ValueError: it is none of these, or takes no time.
+    """
+    if isinstance(value, Cadence):
+        return value
+    if value == "auto":
+        return Cadence()
+    if isinstance(value, str) and "step" in value:
+        return Cadence(steps=parse_steps(value))
+    try:
+        seconds = parse_seconds(value)
+    except ValueError:
+        seconds = 0.0
+    if seconds < 1.0:
+        raise ValueError("auto, a number of steps as 500 steps, or a duration of 1s or more as 2min")
+    return Cadence(seconds=seconds)
+
+
+def show_cadence(cadence: Cadence) -> str:
+    if cadence.steps is not None:
+        return show_steps(cadence.steps)
+    return "auto" if cadence.seconds is None else show_seconds(cadence.seconds)
+
+
+def parse_steps_or(word: str) -> Callable[[object], int | None]:
+    """A parser of steps, or of a word that stands for None."""
+
+    def parse(value: object) -> int | None:
+        if value == word:
+            return None
+        try:
+            return parse_steps(value)
+        except ValueError as error:
+            raise ValueError(f"{word}, or {error}") from None
+
+    return parse
+
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(parse_seconds),
+    PlainSerializer(show_seconds, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": rf"^{_NUMBER} ?{_UNIT}$"}),
+]
+Budget = Annotated[
+    RestartBudget,
+    BeforeValidator(parse_budget),
+    PlainSerializer(show_budget, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": rf"^\d+ per {_NUMBER} ?{_UNIT}$"}),
+]
+Every = Annotated[
+    Cadence,
+    BeforeValidator(parse_cadence),
+    PlainSerializer(show_cadence, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": rf"^(auto|\d+ ?steps?|{_NUMBER} ?{_UNIT})$"}),
+]
+StepsOrAuto = Annotated[
+    int | None,
+    BeforeValidator(parse_steps_or("auto")),
+    PlainSerializer(lambda steps: "auto" if steps is None else show_steps(steps), return_type=str),
+    WithJsonSchema({"type": "string", "pattern": r"^(auto|\d+ ?steps?)$"}),
+]
+StepsOrOff = Annotated[
+    int | None,
+    BeforeValidator(parse_steps_or("off")),
+    PlainSerializer(lambda steps: "off" if steps is None else show_steps(steps), return_type=str),
+    WithJsonSchema({"type": "string", "pattern": r"^(off|\d+ ?steps?)$"}),
+]
