@@ -252,6 +252,10 @@ class Agent:
         if "etcd" in self._init.state.companions:
             return
         scratch = self._setup.places.scratch
+        try:
+            scratch.mkdir(parents=True, exist_ok=True)  # etcd's log lies here, before the first worker asks for it
+        except OSError as error:
+            raise ConfigError(str(error), "a folder that can be written", key="--scratch-dir") from error
         token = uuid.uuid4().hex
         data_dir = choose_data_dir(f"keepstep-etcd-{token[:8]}", scratch)
         try:
