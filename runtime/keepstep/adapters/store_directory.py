@@ -31,7 +31,7 @@ from keepstep.checkpoint.store import (
     body_size,
 )
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 1 << 20
 HASHED_BYTES_MAX = 1 << 20
 """Up to this length the etag is a hash of the content; what is longer is never replaced by comparison."""
 LOCK_ATTEMPTS = 500

@@ -58,9 +58,12 @@ def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int) -> Fetched
         _write(fd, piece[in_head:], at + in_head + manifest.replicated_bytes)
 
     _receive(store, local, place_local)
-    with ThreadPoolExecutor(STREAMS, thread_name_prefix="fetch") as streams:
+    streams = ThreadPoolExecutor(STREAMS, thread_name_prefix="fetch")
+    try:
         for done in [streams.submit(_receive_share, store, o, fd, head_bytes) for o in manifest.replicated()]:
             done.result()
+    finally:
+        streams.shutdown(wait=True, cancel_futures=True)  # after the first that failed, the rest is of no use
     try:
         layout = read_layout(fd, size_bytes)
     except MalformedSlab as error:
