@@ -18,6 +18,7 @@ _DURATION = re.compile(rf"({_NUMBER})\s*({_UNIT})", re.ASCII)
 _STEPS = re.compile(r"(\d{1,12})\s*steps?", re.ASCII)
 _BUDGET = re.compile(r"(\d{1,6})\s+per\s+(\S.*)", re.ASCII)
 _SECONDS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 0.001}
+_SECONDS_MAX = 366 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +38,18 @@ class RestartBudget:
 
 
 def parse_seconds(text: object) -> float:
-    """Seconds of "500ms", "5s", "2min" or "1h".
+    """Seconds of "500ms", "5s", "2min" or "1h", to the microsecond: so that what is shown parses to the same number.
 
     Raises:
-        ValueError: it is none of these; a bare number does not say its unit.
+        ValueError: it is none of these, or more than a year; a bare number does not say its unit.
     """
     match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         raise ValueError(DURATION)
-    return float(match[1]) / 1000.0 if match[2] == "ms" else float(match[1]) * _SECONDS[match[2]]
+    seconds = round(float(match[1]) * _SECONDS[match[2]], 6)
+    if seconds > _SECONDS_MAX:
+        raise ValueError(f"{DURATION}, and a year at most")
+    return seconds
 
 
 def show_seconds(seconds: float) -> str:
@@ -53,9 +57,9 @@ def show_seconds(seconds: float) -> str:
     for unit in ("h", "min"):
         if seconds >= _SECONDS[unit] and seconds % _SECONDS[unit] == 0:
             return f"{int(seconds / _SECONDS[unit])}{unit}"
-    if 0 < seconds < 1 and float(f"{seconds * 1000:.9g}") / 1000.0 == seconds:
-        return f"{seconds * 1000:.9g}ms"
-    text = f"{seconds:.9f}".rstrip("0").rstrip(".")
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.3f}".rstrip("0").rstrip(".") + "ms"
+    text = f"{seconds:.6f}".rstrip("0").rstrip(".")
     return f"{text}s"
 
 
