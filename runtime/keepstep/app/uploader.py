@@ -66,8 +66,8 @@ _FAMILIES: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], str]
     (commit.StaleStep, "conflict"),
     ((MalformedDocument, MalformedSlab, ShortSlab, ChecksumMismatch, restore.CorruptObject), "corrupt"),
     (NotFound, "missing"),
-    ((StoreRefused, restore.NoRoom), "refused"),
-    (StoreError, "unavailable"),
+    (StoreRefused, "refused"),
+    ((StoreError, restore.NoRoom), "unavailable"),  # it is the host that lacks memory: the store refuses nothing
 )
 
 
@@ -220,7 +220,7 @@ class Server:
         except (commit.Fenced, commit.StaleStep, restore.CorruptObject, restore.NoRoom) as error:
             reply.update(ok=False, error=_family(error), detail=str(error))
         except OSError as error:
-            reply.update(ok=False, error="refused", detail=f"the slab can not be read or written: {error.strerror}")
+            reply.update(ok=False, error="unavailable", detail=f"the slab can not be read or written: {error.strerror}")
         finally:
             if fd is not None:
                 os.close(fd)
