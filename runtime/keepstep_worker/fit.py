@@ -129,8 +129,8 @@ class Fit:
         self._epoch = self._batch = self._begin = self._batches = 0
         self._execution_steps = 1
         self._logs: Any = {}
-        self._reading = self._announced = self._finished = False
-        self._replay_epochs = self._read_begun_ns = 0
+        self._reading = self._announced = self._finished = self._expects_batches = False
+        self._size = self._read_begun_ns = 0
         self._train_function: Any = None
         self._held: dict[str, Tensor] = {}
 
@@ -155,11 +155,9 @@ class Fit:
 
     def on_epoch_begin(self, call: Callable[[], None], epoch: int, logs: Any = None) -> None:
         call()
-        self._epoch, self._batch = epoch, 0
-        if self.resume is None:
-            return
-        self._replay_epochs, self._read_begun_ns = epoch - self._first_epoch, time.monotonic_ns()
-        if self.resume.batch:
+        self._epoch, self._batch, self._expects_batches = epoch, 0, True
+        self._read_begun_ns = time.monotonic_ns()
+        if self.resume is not None and self.resume.batch:
             self._train_function, self._model.train_function = self._model.train_function, self._read_again
 
     def on_train_batch_begin(self, call: Callable[[], None], batch: int, logs: Any = None) -> None:
@@ -196,18 +194,28 @@ class Fit:
         call()
         self._held = {}
 
-    def before_batches(self, make_iterator: Callable[[], Any]) -> int:
-        """Say how many earlier epochs' data have to be read again; put the state of an epoch's begin back.
+    def before_batches(self, make_iterator: Callable[[], Any], size: int | None) -> tuple[int, int | None]:
+        """Put the state of an epoch's begin back; called by whatever begins to iterate over data.
 
         Args:
-            make_iterator: returns a new iterator over the training's data.
+            make_iterator: returns a new iterator over that data.
+            size: batches in an epoch, None where that is not known.
+
+        Returns:
+            How many earlier epochs' data have to be read again, and `size` as it was known before the restart.
         """
-        replay, self._replay_epochs = self._replay_epochs, 0
-        if self._read_begun_ns and self.resume is not None and not self.resume.batch:
-            if not self._is_built():
-                self._model.train_function(make_iterator())
-            self._restore(self.resume)
-        return replay
+        if not self._expects_batches:  # not the training's data
+            return 0, size
+        self._expects_batches = False
+        replay = 0
+        if self.resume is not None:
+            replay, size = self._epoch - self._first_epoch, size or self.resume.size or None
+            if self.resume.batch == 0:
+                if not self._is_built():
+                    self._model.train_function(make_iterator())
+                self._restore(self.resume)
+        self._size = size or 0
+        return replay, size
 
     # --- going on ----------------------------------------------------------------------------------------------------
 
@@ -271,7 +279,9 @@ class Fit:
             "logs": fit_state.plain_logs(self._logs),
             "stop": bool(getattr(self._model, "stop_training", False)),
         }
-        position = Position(self.ordinal, self._epoch, self._batch, training.step, self.begun, self._finished)
+        position = Position(
+            self.ordinal, self._epoch, self._batch, training.step, self.begun, self._size, self._finished
+        )
         tensors = tensors_of(named)
         tensors.append(training.blobs.tensor(POSITION, codec.dumps(tuple(position))))
         tensors.append(training.blobs.tensor(PYTHON, codec.dumps(python)))

@@ -191,7 +191,9 @@ def _read_past_epochs_again(iterators: Any) -> None:
     @functools.wraps(original)
     def enumerate_again(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         fit = active()
-        epochs = fit.before_batches(lambda: iter(self._get_iterator())) if fit is not None else 0
+        epochs = 0
+        if fit is not None:
+            epochs, self._num_batches = fit.before_batches(lambda: iter(self._get_iterator()), self._num_batches)
         if self.steps_per_epoch:  # else each epoch begins at the start of the data
             for _ in range(epochs):
                 with self.catch_stop_iteration():

@@ -29,11 +29,11 @@ class _TfKeras:
     def __init__(self, callbacks: Any) -> None:
         self.callback, self.history = callbacks.Callback, callbacks.History
 
-    def replicated(self, model: Any) -> Any:
-        return model.trainable_variables
+    def replicated(self, model: Any) -> list[Any]:
+        return _existing(model, "trainable_variables")
 
     def local(self, model: Any) -> list[Any]:
-        variables = [*model.variables]
+        variables = _existing(model, "variables")
         for metric in model.metrics:
             variables += metric.variables
         for layer in model._flatten_layers():
@@ -61,6 +61,14 @@ class _TfKeras:
         return tensorflow_generator("tensorflow" in set(wanted))
 
 
+def _existing(model: Any, kind: str) -> list[Any]:
+    """Return a model's variables, none where they are created by its first call, which is still to come."""
+    try:
+        return list(getattr(model, kind))
+    except ValueError:
+        return []
+
+
 def _listed(variables: Any) -> list[Any]:
     return list(variables() if callable(variables) else variables)
 
@@ -78,7 +86,9 @@ def _read_past_epochs_again(handlers: Any) -> None:
     @functools.wraps(steps_of)
     def steps(self: Any) -> Iterator[int]:
         fit = active()
-        epochs = fit.before_batches(lambda: iter(self._dataset)) if fit is not None else 0
+        epochs = 0
+        if fit is not None:
+            epochs, self._inferred_steps = fit.before_batches(lambda: iter(self._dataset), self._inferred_steps)
         if epochs and not self._adapter.should_recreate_iterator():
             advance(self._keepstep_iterator, epochs * self._inferred_steps)
         yield from steps_of(self)

@@ -27,6 +27,7 @@ class Position(NamedTuple):
         batch: batches of that epoch that were trained.
         step: batches trained so far, over all fits.
         begun: the step before the fit's first.
+        size: batches in an epoch as far as Keras has found out, 0 where it has not.
         finished: the fit has returned.
     """
 
@@ -35,6 +36,7 @@ class Position(NamedTuple):
     batch: int
     step: int
     begun: int
+    size: int
     finished: bool
 
 

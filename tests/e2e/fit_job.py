@@ -1,12 +1,15 @@
 """Trainings of a user's script, one for each thing that `fit` can be asked for; small, seeded, and deterministic.
 
-Run by the user's interpreter. Writes all histories and all variables (as hexadecimal bytes) to the JSON file named last.
+Run by the user's interpreter. Writes all histories and all variables (as hexadecimal bytes) to the JSON file that is
+named last.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -107,6 +110,37 @@ def endless() -> tuple[list[Any], list[Any]]:
     model = build()
     fitted = model.fit(batches().repeat(), epochs=5, steps_per_epoch=7, verbose=0)
     return [model], [fitted.history]
+
+
+def pauses() -> tuple[list[Any], list[Any]]:
+    """A training that a test can stop in a validation, or after one."""
+    model = build()
+
+    class Pause(keras.callbacks.Callback):
+        epoch = 0
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+        def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch == 1 and self.epoch == 1:
+                pause("validation")
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                pause("epoch_end")
+
+    watching = [Pause(), keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=0.9)]
+    fitted = model.fit(batches(), epochs=4, validation_data=batches().take(4), callbacks=watching, verbose=0)
+    return [model], [fitted.history]
+
+
+def pause(where: str) -> None:
+    """Say that the place is reached, and wait for the test."""
+    if os.environ.get("PAUSE_AT") == where:
+        with open(sys.argv[3] + ".reached", "w", encoding="utf-8"):
+            while not os.path.exists(sys.argv[3] + ".go"):
+                time.sleep(0.001)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.worker.fake_agent import FakeAgent
+from tests.support.fake_agent import FakeAgent
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).with_name("fit_job.py")
@@ -31,18 +31,19 @@ class Job:
     """One script, started as often as it takes, with the same slabs."""
 
     def __init__(self, folder: Path, flavour: str, case: str) -> None:
-        self.agent, self._out = FakeAgent(), folder / "out.json"
-        self._log, self._arguments = folder / "log", [flavour, case, str(self._out)]
+        self.agent, self.out = FakeAgent(), folder / "out.json"
+        self._log, self._arguments = folder / "log", [flavour, case, str(self.out)]
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, snapshot_every: int = 1) -> None:
-        """Start the script from the newest sealed slab, or from nothing."""
+    def start(self, snapshot_every: int = 1, **more: str) -> None:
+        """Start the script from the newest sealed slab, or from nothing, with more in its environment."""
         orders = {"restore_slab": -1, "restore_step": 0}
         seals = self.agent.wire.read_seals()
         if seals:
             orders = {"restore_slab": seals[-1].slab, "restore_step": seals[-1].step}
         endpoint = self.agent.connect(snapshot_every=snapshot_every, **orders)
-        environment = self.agent.environment(endpoint, PYTHONPATH=str(ROOT / "runtime"), TF_CPP_MIN_LOG_LEVEL="2")
+        more |= {"PYTHONPATH": str(ROOT / "runtime"), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        environment = self.agent.environment(endpoint, **more)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [PYTHON, "-m", "keepstep_worker", str(JOB), *self._arguments],
@@ -66,14 +67,18 @@ class Job:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
 
-    def drain(self) -> None:
-        """Ask for the drain as the agent does; the worker must seal the step that it has entered, and stay."""
+    def drain(self) -> int:
+        """Ask for the drain as the agent does; returns the step that all must reach."""
         self.agent.order(hold=1)
-        time.sleep(0.01)
+        time.sleep(0.01)  # the agent's own wait: a step may have been entered just before
         target = self.agent.wire.read_progress().entered_step
         self.agent.order(drain_step=target)
-        assert self.agent.wait_for("drained") == {"kind": "drained", "step": target, "sealed": True}
-        assert self.agent.newest().step == target
+        return target
+
+    def wait_drained(self, step: int) -> None:
+        assert self.agent.wait_for("drained") == {"kind": "drained", "step": step, "sealed": True}, self.printed
+        assert self.agent.newest().step == step
+        self.kill()
 
     def close(self) -> None:
         self.kill()
@@ -84,7 +89,7 @@ class Job:
     def finish(self) -> Any:
         assert self._process is not None
         assert self._process.wait(DEADLINE_S) == 0, self.printed
-        return json.loads(self._out.read_text())
+        return json.loads(self.out.read_text())
 
     @property
     def printed(self) -> str:
@@ -98,7 +103,7 @@ def make_job(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the script gives without keepstep; computed once for each case."""
 
     def run(flavour: str, case: str) -> Any:
@@ -110,7 +115,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             KNOWN[flavour, case] = json.loads(out.read_text())
         return KNOWN[flavour, case]
 
-    yield run
+    return run
 
 
 KNOWN: dict[tuple[str, str], Any] = {}
@@ -126,6 +131,47 @@ def test_killed_at_any_step_it_ends_with_the_same_bits(
         job.start()
         job.wait_until(lambda progress, step=step: progress.completed_step >= step)
         job.kill()
-        print(f"killed after step {step}, sealed was {job.agent.newest().step}")
+        print(f"killed after step {step}, sealed were {[seal.step for seal in job.agent.wire.read_seals()]}")
     job.start()
     assert job.finish() == undisturbed(flavour, case), job.printed
+
+
+@pytest.mark.parametrize("flavour", ["keras3", "tf_keras"])
+def test_drained_between_two_snapshots_it_goes_on_at_the_next_step(
+    make_job: Any, undisturbed: Any, flavour: str
+) -> None:
+    job = make_job(flavour, "executions")
+    job.start(snapshot_every=1000)
+    job.wait_until(lambda progress: progress.completed_step >= 5)
+    job.wait_drained(job.drain())
+    job.start(snapshot_every=1000)
+    assert job.finish() == undisturbed(flavour, "executions"), job.printed
+
+
+@pytest.mark.parametrize("flavour", ["keras3", "tf_keras"])
+@pytest.mark.parametrize("place", ["validation", "epoch_end"])
+def test_drained_beside_the_steps_it_saves_the_step_before(
+    make_job: Any, undisturbed: Any, flavour: str, place: str
+) -> None:
+    """In a validation, which has overwritten the metrics by then, and after an epoch's end, which has been called."""
+    job = make_job(flavour, "pauses")
+    job.start(snapshot_every=1000, PAUSE_AT=place)
+    job.wait_until(lambda _: job.out.with_name("out.json.reached").exists())
+    step = job.drain()
+    assert step == 24
+    job.out.with_name("out.json.go").touch()
+    job.wait_drained(step)
+    job.start(snapshot_every=1000)
+    assert job.finish() == undisturbed(flavour, "pauses"), job.printed
+
+
+@pytest.mark.parametrize("flavour", ["keras3", "tf_keras"])
+def test_started_again_after_its_end_it_gives_back_what_it_gave(make_job: Any, undisturbed: Any, flavour: str) -> None:
+    job = make_job(flavour, "several")
+    job.start(snapshot_every=1000)
+    job.finish()
+    job.out.unlink()
+    job.start(snapshot_every=1000)
+    given = job.finish()
+    assert given["results"] == undisturbed(flavour, "several")["results"], job.printed
+    assert [message["step"] for message in job.agent.of("restored")] == [job.agent.newest().step]
