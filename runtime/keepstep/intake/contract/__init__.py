@@ -1,0 +1,24 @@
+"""What SageMaker tells a container: the only code that knows /opt/ml and that reads the environment.
+
+What lives here: the platform's files, variables and reserved hyperparameters, and what of them the user's script is
+shown. What must never enter: a policy's meaning, and any default that a policy should hold.
+Start reading at `load_contract`.
+"""
+
+from __future__ import annotations
+
+from keepstep.intake.contract.environment import read_environment, user_environment
+from keepstep.intake.contract.load import load_contract
+from keepstep.intake.contract.strategy import choose_strategy, count_gpus
+from keepstep.intake.contract.values import Contract, ContractOptions, Paths
+
+__all__ = [
+    "Contract",
+    "ContractOptions",
+    "Paths",
+    "choose_strategy",
+    "count_gpus",
+    "load_contract",
+    "read_environment",
+    "user_environment",
+]

@@ -1,0 +1,136 @@
+"""Everything that the platform and the command line say, put together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from keepstep.core.policy import parse_store
+from keepstep.errors import ConfigError
+from keepstep.intake.contract.documents import Document, read_document
+from keepstep.intake.contract.hyperparameters import parse_hyperparameters
+from keepstep.intake.contract.resources import Resources, parse_resources, single_host
+from keepstep.intake.contract.script import find_script
+from keepstep.intake.contract.values import Contract, ContractOptions, Paths
+from keepstep.intake.files import show
+
+JOB_VARIABLE = "TRAINING_JOB_NAME"
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def load_contract(base_dir: Path, environ: Mapping[str, str], options: ContractOptions | None = None) -> Contract:
+    """Read the platform's files below `base_dir`.
+
+    Without `resourceconfig.json`, a script named on the command line is trained on one host, as on a laptop; but never
+    where the platform is there and only its file is not, since each host would then train alone.
+
+    Raises:
+        ConfigError: something can not be used; exit code 78.
+    """
+    options = options or ContractOptions()
+    paths = Paths(base_dir.absolute())
+    hyperparameters = _read_hyperparameters(paths)
+    resources = _read_resources(paths, environ, options)
+    channels = _read_channels(paths)
+    script = find_script(options, hyperparameters, environ, paths)
+    return Contract(
+        job_name=_job_name(environ, hyperparameters),
+        current_host=resources.current_host,
+        hosts=resources.hosts,
+        network_interface_name=resources.network_interface_name,
+        resource_config=resources.config,
+        input_data_config=channels,
+        hyperparameters=hyperparameters,
+        channels={name: paths.input_data / name for name in sorted(channels)},
+        entry=script.entry,
+        script=script.path,
+        arguments=script.arguments,
+        code_dir=script.code_dir,
+        policy_source=_policy_source(options, environ, hyperparameters, script.code_dir),
+        store=_store(options, environ, hyperparameters),
+        paths=paths,
+    )
+
+
+def _read_hyperparameters(paths: Paths) -> dict[str, Any]:
+    document = read_document(paths.input_config / "hyperparameters.json")
+    return {} if document is None else parse_hyperparameters(document)
+
+
+def _read_resources(paths: Paths, environ: Mapping[str, str], options: ContractOptions) -> Resources:
+    file = paths.input_config / "resourceconfig.json"
+    document = read_document(file)
+    if document is not None:
+        return parse_resources(document)
+    if options.script is None or environ.get(JOB_VARIABLE) or paths.input_config.is_dir():
+        raise ConfigError(
+            "the file is missing",
+            "the platform's description of the hosts",
+            file=str(file),
+            hint="outside of SageMaker, name the script on the command line: keepstep train SCRIPT [ARGS...]",
+        )
+    return single_host()
+
+
+def _read_channels(paths: Paths) -> Mapping[str, Any]:
+    document = read_document(paths.input_config / "inputdataconfig.json") or Document("")
+    for name, channel in document.values.items():
+        if _CHANNEL.fullmatch(name) is None or name in (".", ".."):
+            raise document.error(name, f"found the channel {show(name)}", "a name of letters, digits, . _ and -")
+        if not isinstance(channel, dict):
+            raise document.error(name, f"found {show(channel)}", "a channel's description, a JSON object")
+    return document.values
+
+
+def _job_name(environ: Mapping[str, str], hyperparameters: Mapping[str, Any]) -> str:
+    """KEEPSTEP_JOB_NAME lets one job go on where another one left: the platform's own names never repeat."""
+    sources: tuple[tuple[str, object], ...] = (
+        ("KEEPSTEP_JOB_NAME", environ.get("KEEPSTEP_JOB_NAME")),
+        ("keepstep_job_name", hyperparameters.get("keepstep_job_name")),
+        (JOB_VARIABLE, environ.get(JOB_VARIABLE)),
+        ("sagemaker_job_name", hyperparameters.get("sagemaker_job_name")),
+    )
+    key, name = _first(sources, ("", "local"))
+    if not isinstance(name, str) or _JOB.fullmatch(name) is None:
+        raise ConfigError(f"found {show(name)}", "a name of letters, digits, . _ and -, 128 at most", key=key)
+    return name
+
+
+def _policy_source(
+    options: ContractOptions, environ: Mapping[str, str], hyperparameters: Mapping[str, Any], code_dir: Path
+) -> str:
+    sources: tuple[tuple[str, object], ...] = (
+        ("--policy", options.policy),
+        ("KEEPSTEP_POLICY", environ.get("KEEPSTEP_POLICY")),
+        ("keepstep_policy", hyperparameters.get("keepstep_policy")),
+    )
+    key, source = _first(sources, ("", "default"))
+    if not isinstance(source, str) or not source or "\0" in source:
+        raise ConfigError(f"found {show(source)}", "a preset's name or a YAML file", key=key)
+    beside = code_dir / source
+    if source.endswith((".yaml", ".yml")) and not Path(source).exists() and beside.is_file():
+        return str(beside)
+    return source
+
+
+def _store(options: ContractOptions, environ: Mapping[str, str], hyperparameters: Mapping[str, Any]) -> str | None:
+    sources: tuple[tuple[str, object], ...] = (
+        ("--store", options.store),
+        ("KEEPSTEP_STORE", environ.get("KEEPSTEP_STORE")),
+        ("keepstep_store", hyperparameters.get("keepstep_store")),
+    )
+    key, store = _first(sources, ("", None))
+    if store is None:
+        return None
+    try:
+        return parse_store(store)
+    except ValueError as error:
+        raise ConfigError(f"found {show(store)}", str(error), key=key) from None
+
+
+def _first(sources: tuple[tuple[str, object], ...], default: tuple[str, object]) -> tuple[str, object]:
+    """The first source that says something."""
+    return next(((key, value) for key, value in sources if value is not None), default)

@@ -1,0 +1,47 @@
+"""How the script is to be distributed, as far as the platform's word for it goes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from keepstep.errors import ConfigError
+from keepstep.intake.contract.hyperparameters import is_true
+from keepstep.intake.contract.values import Contract
+
+MULTI_WORKER = "sagemaker_multi_worker_mirrored_strategy_enabled"
+_OTHERS = ("sagemaker_parameter_server_enabled", "sagemaker_mpi_enabled", "sagemaker_distributed_dataparallel_enabled")
+_GPU = re.compile(r"nvidia\d+")
+
+
+def choose_strategy(contract: Contract, wanted: str, gpus: int) -> str:
+    """The strategy to launch: the policy's, or with `auto` what hyperparameters, hosts and GPUs say.
+
+    Raises:
+        ConfigError: what is asked for does not fit the hosts, or is none of keepstep's.
+    """
+    hosts = len(contract.hosts)
+    if wanted != "auto":
+        if wanted != "multi_worker" and hosts > 1:
+            raise ConfigError(f"found {wanted} with {hosts} hosts", "multi_worker or auto", key="launch.strategy")
+        return wanted
+    for key in _OTHERS:
+        if is_true(contract.hyperparameters.get(key)):
+            raise ConfigError(
+                "found true",
+                f"{MULTI_WORKER}, or no distribution",
+                file="hyperparameters.json",
+                key=key,
+                hint="launch.strategy in the policy overrides what the hyperparameters ask for",
+            )
+    if hosts > 1 or is_true(contract.hyperparameters.get(MULTI_WORKER)):
+        return "multi_worker"
+    return "mirrored" if gpus > 1 else "plain"
+
+
+def count_gpus(devices: Path = Path("/dev")) -> int:
+    """NVIDIA GPUs that this container was given, by their device files: no driver is asked, nothing can hang."""
+    try:
+        return sum(1 for path in devices.iterdir() if _GPU.fullmatch(path.name))
+    except OSError:
+        return 0
