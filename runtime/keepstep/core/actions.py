@@ -1,7 +1,7 @@
 """What hands are asked to do. Imperative; immutable.
 
-An action with an `operation` is answered by an event that carries the same operation; until then it is in flight and is not
-asked for again. An action without one cannot fail in a way that the core could act upon.
+An action with an `operation` is answered by an event that carries the same operation; until then it is in flight and is
+not asked for again. An action without one cannot fail in a way that the core could act upon.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RevokeLease:
 class Put:
     """Write a record if its key still has revision `expect` (0: is absent, -1: whatever it has).
 
-    `guard` is the revision that the leader's key must have, 0 for none: a node that is not leader any more writes nothing.
+    `guard` is the revision that the leader's key must have, 0 for none: who is not leader any more writes nothing.
     """
 
     operation: str
@@ -211,4 +211,4 @@ Action = (
     GrantLease | RevokeLease | Put | StartWorker | StopWorker | SignalWorker | WriteOrders | SampleEntered
     | AllocateSlabs | HandSlabs | DropSlabs | ClearSeal | VerifySlab | UploadSnapshot | CommitCheckpoint | ReadHead
     | FetchSnapshot | SweepStore | Report | WriteFailure
-)
+)  # fmt: skip

@@ -97,9 +97,7 @@ def verify(turn: Turn) -> None:
     for slab in sorted(turn.state.slabs, key=lambda s: -(s.seal.step if s.seal else 0)):
         if slab.seal is None or slab.digest or slab.busy == "upload":
             continue
-        action = VerifySlab(
-            f"verify:{slab.slab}:{slab.seal.sequence}", slab.slab, slab.seal.step, slab.seal.size_bytes
-        )
+        action = VerifySlab(f"verify:{slab.slab}:{slab.seal.sequence}", slab.slab, slab.seal.step, slab.seal.size_bytes)
         if turn.attempt(action, Reason.SNAPSHOT_SEALED, f"verify step {slab.seal.step}"):
             turn.set_slab(slab.slab, busy="verify")
 
@@ -194,7 +192,8 @@ def upload(turn: Turn) -> None:
     if state.uploaded is not None and (state.uploaded.generation, state.uploaded.step) == (number, step):
         seen = state.cluster.uploads.get(state.uploaded.key)
         if seen is None or seen.record != state.uploaded:
-            turn.put(state.uploaded, Reason.UPLOAD_STARTS, "share uploaded" if state.uploaded.objects else "step missed")
+            said = "share uploaded" if state.uploaded.objects else "step missed"
+            turn.put(state.uploaded, Reason.UPLOAD_STARTS, said)
         return
     slab = next((s for s in state.slabs if s.seal is not None and s.seal.step == step), None)
     if slab is None or slab.seal is None:
@@ -248,4 +247,3 @@ def _release(turn: Turn, what: str = "upload") -> None:
     for slab in turn.state.slabs:
         if slab.busy == what:
             turn.set_slab(slab.slab, busy="")
-

@@ -1,9 +1,8 @@
-"""Absorbing what the coordinator says: records appear, change and vanish; what is older than what is known is dropped."""
+"""Absorbing what the coordinator says: records appear, change, vanish; what is older than what is known is dropped."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from keepstep.core.actions import Measure, Report
@@ -105,7 +104,7 @@ def _take_generation(turn: Turn, record: GenerationRecord, revision: int) -> Non
     if record.number < state.seen_generation and record.phase is not Phase.ENDED:
         turn.because(Reason.STALE_GENERATION, f"generation {record.number}, {state.seen_generation} is known")
         return
-    newer = record.number > state.seen_generation
+    newer, old = record.number > state.seen_generation, state.last_generation
     turn.set(
         seen_generation=max(record.number, state.seen_generation),
         last_generation=record,
@@ -121,7 +120,6 @@ def _take_generation(turn: Turn, record: GenerationRecord, revision: int) -> Non
         turn.set_store(head_known=False)
     if record.failures and state.recovery is None and record.phase is not Phase.ENDED:
         turn.set(recovery=Recovery(fault_at=min(f.at for f in record.failures), learnt_at=turn.now))
-    old = state.last_generation
     fresh = old is None or old.number != record.number or old.phase is not Phase.READY
     if record.phase is Phase.READY and fresh:
         _take_ready(turn, record)

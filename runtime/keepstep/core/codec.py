@@ -1,4 +1,4 @@
-"""Records, events and states to JSON and back, exactly; and the digest by which a replay proves that it took the same turn."""
+"""Records, events and states to JSON and back, exactly; and the digest by which a replay proves its turns the same."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def decode_policy(text: str) -> Policy:
 def digest_of(decision: Decision) -> str:
     """A short digest of a turn's actions and of the state after it (what never changes left out)."""
     state = decision.state
-    varying = [getattr(state, name) for name in State.__slots__ if name not in _CONSTANT]  # type: ignore[attr-defined]
+    varying = [getattr(state, name) for name in State.__slots__ if name not in _CONSTANT]
     return hashlib.blake2b(repr((decision.actions, varying)).encode(), digest_size=8).hexdigest()
 
 

@@ -1,9 +1,9 @@
 """The one function that decides: `decide(state, event, now) -> Decision`.
 
 Read `ABSORB` (what each event means) and `CONVERGE` (what is missing between what is known and what is wanted), in this
-order: a turn absorbs one event and then asks every rule once. Rules are levels, not edges: each looks at the facts afresh, so
-an event that was lost or repeated changes nothing but when a rule acts. What an action should lead to is never assumed; it is
-absorbed when its own event arrives.
+order: a turn absorbs one event and then asks every rule once. Rules are levels, not edges: each looks at the facts
+afresh, so an event that was lost or repeated changes nothing but when a rule acts. What an action should lead to is
+never assumed; it is absorbed when its own event arrives.
 """
 
 from __future__ import annotations

@@ -41,8 +41,10 @@ class FirstError:
 
 @dataclass(frozen=True, slots=True)
 class AgentStarted:
-    """The first event of every journal. What a former agent left with init: slabs and their sizes, seals, and the newest
-    generation it had seen (so that numbers do not repeat where etcd lost its data, too).
+    """The first event of every journal.
+
+    What a former agent left with init: slabs and their sizes, seals, and the newest generation it had seen (so that
+    numbers do not repeat where etcd lost its data, too).
     """
 
     slabs: tuple[tuple[int, int], ...] = ()
@@ -261,7 +263,7 @@ class SnapshotFetched:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCorrupt:
-    """A checkpoint did not read back as its manifest says. `head` is the next older one that may be tried."""
+    """A checkpoint did not read back as its manifest says."""
 
     operation: str
     manifest: str
@@ -313,4 +315,4 @@ Event = (
     | StepsSampled | LayoutAnnounced | SnapshotSealed | SnapshotVerified | SnapshotBad
     | SnapshotUploaded | CheckpointCommitted | CommitRefused | HeadRead | StoreRefused | SnapshotFetched
     | CheckpointCorrupt | EnteredSampled | WorkerExited | InterruptionNoticed | TimerFired
-)
+)  # fmt: skip

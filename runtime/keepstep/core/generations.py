@@ -1,7 +1,7 @@
 """What the leader does: propose the next generation, settle it, steer it while it trains, end it.
 
-Each function looks at what is and puts the one record that is missing. The order of the rules in `lead` is the protocol:
-propose when the world is broken, settle when all members have acknowledged, steer while all is well.
+Each function looks at what is and puts the one record that is missing. The order of the rules in `lead` is the
+protocol: propose when the world is broken, settle when all members have acknowledged, steer while all is well.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ def on_head_read(turn: Turn, event: HeadRead) -> None:
     turn.set_store(head=event.head, head_known=True, available=True)
 
 
-
 def why_broken(turn: Turn, generation: GenerationRecord) -> Reason | None:
     """Why a ready generation can not go on; None while it can."""
     nodes = turn.state.cluster.nodes
@@ -76,7 +75,7 @@ def why_broken(turn: Turn, generation: GenerationRecord) -> Reason | None:
 
 
 def failures_seen(turn: Turn, generation: GenerationRecord) -> tuple[Failure, ...]:
-    """What broke this generation, or, while it was still forming, what had broken the one before; one per host and kind."""
+    """What broke this generation, or, while it is forming, what had broken the one before; one per host and cause."""
     found = list(generation.failures) if generation.phase is Phase.FORMING else []
     statuses = statuses_of(turn, generation)
     found += [status.failure for status in statuses.values() if status.failure is not None]
@@ -212,7 +211,6 @@ def _merged(failures: tuple[Failure, ...], acks: list[AckRecord]) -> tuple[Failu
     return tuple(unique.values())
 
 
-
 def choose_resume(turn: Turn, held: Resume | None) -> tuple[Resume | None, Reason]:
     """The newest state there is: in every slab, or in the store."""
     head = turn.state.store.head
@@ -237,7 +235,6 @@ def know_head(turn: Turn) -> bool:
     return False
 
 
-
 def give_up_waiting(turn: Turn) -> None:
     """Hosts are missing for too long: try again elsewhere."""
     state, generation = turn.state, turn.generation
@@ -249,7 +246,6 @@ def give_up_waiting(turn: Turn) -> None:
         return
     if state.short_since is None:
         turn.set(short_since=turn.now)
-        state = turn.state
     since = state.short_since if state.short_since is not None else turn.now
     limit_s = FIRST_ARRIVAL_S if state.seen_generation == 0 else state.policy.elastic.wait_for_return
     if turn.now < since + limit_s:

@@ -1,4 +1,4 @@
-"""A host is being taken away: hold the workers at a step boundary, answer what they entered, and never outstay the grace."""
+"""A host is being taken away: hold workers at a step boundary, answer what they entered, never outstay the grace."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ def hold(turn: Turn) -> None:
     if state.held_at is None:
         turn.set(held_at=turn.now)
         turn.because(Reason.WORKERS_HELD)
-        state = turn.state
     if state.entered >= 0 or state.held_at is None:
         return
     if not state.workers:

@@ -23,7 +23,6 @@ def leave_together(turn: Turn) -> None:
         return
     if state.leaving_at is None:
         turn.set(leaving_at=turn.now)
-        state = turn.state
     since = state.leaving_at if state.leaving_at is not None else turn.now
     statuses = statuses_of(turn, generation)
     others = [m for m in generation.members if m.host != state.job.host and m.host in state.cluster.nodes]

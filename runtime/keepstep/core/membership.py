@@ -59,9 +59,7 @@ def register(turn: Turn) -> None:
     state = turn.state
     if state.lease is None or not state.cluster.synced or is_registered(turn):
         return
-    record = NodeRecord(
-        state.job.host, state.job.node_id, state.job.address, state.lease.lease, state.seen_generation
-    )
+    record = NodeRecord(state.job.host, state.job.node_id, state.job.address, state.lease.lease, state.seen_generation)
     turn.put(record, Reason.NODE_REGISTERS)
 
 

@@ -70,10 +70,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node that is there; bound to its lease, and naming it: after a lapse the record must be put anew, since the old one
-    vanishes with the old lease although it reads the same.
+    """A node that is there; bound to its lease, and naming it.
 
-    `seen_generation` is the newest generation the node knows of: an etcd that lost its data must not make numbers repeat.
+    After a lapse the record must be put anew, since the old one vanishes with the old lease although it reads the same.
+    `seen_generation` is the newest generation that the node knows of: an etcd that lost its data must not make numbers
+    repeat.
     """
 
     host: str

@@ -96,7 +96,8 @@ def judge(policy: Policy, generation: GenerationRecord, root: Failure | None, no
     code = exit_code_of(root)
     response = policy.response_to(root.cause, root.exit_code)
     if response == "exit":
-        return Verdict(False, Reason.POLICY_STOPS, ledger, exit_code=int(_EXIT_CODES.get(root.cause, ExitCode.HARDWARE)))
+        own = int(_EXIT_CODES.get(root.cause, ExitCode.HARDWARE))
+        return Verdict(False, Reason.POLICY_STOPS, ledger, exit_code=own)
     if response == "stop":
         return Verdict(False, Reason.POLICY_STOPS, ledger, exit_code=code)
     same = sum(1 for e in ledger if e.signature == root.signature and e.step == root.step)

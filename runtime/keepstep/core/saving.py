@@ -1,4 +1,4 @@
-"""What the leader does while a generation trains: agree on what to save, commit it, drain on an interruption, finish."""
+"""What the leader does while a generation trains: agree on what to save, commit it, drain when interrupted, finish."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def steer(turn: Turn, generation: GenerationRecord) -> None:
     if durable != generation.durable_step:
         saved = generation.save_step <= durable
         step = 0 if saved and not generation.drain_step else generation.save_step
-        turn.put(evolve(generation, durable_step=durable, save_step=step), Reason.CHECKPOINT_COMMITTED, f"step {durable}")
+        record = evolve(generation, durable_step=durable, save_step=step)
+        turn.put(record, Reason.CHECKPOINT_COMMITTED, f"step {durable}")
         return
     if len(statuses) == len(generation.members) and all(s.standing is Standing.DONE for s in statuses.values()):
         _finish(turn, generation, statuses)
@@ -111,7 +112,7 @@ def _due(turn: Turn, generation: GenerationRecord) -> tuple[float, int]:
 def next_snapshot_every(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> int:
     """Steps between snapshots: the policy's, or the power of two that keeps the stall within its share.
 
-    Powers of two, since then a rank that has not yet heard of the change still shares every second snapshot with the others.
+    Powers of two: so a rank that has not yet heard of the change still shares every second snapshot with the others.
     """
     if turn.state.policy.snapshot_every_steps is not None:
         return turn.state.policy.snapshot_every_steps

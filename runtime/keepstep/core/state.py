@@ -5,8 +5,9 @@ State holds facts. Moods ("recovering", "draining") are derived from them wherev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 from keepstep.core.actions import Action, Put, RevokeLease, StopWorker, WriteFailure, WriteOrders
@@ -25,7 +26,6 @@ from keepstep.core.records import (
     StatusRecord,
     UploadRecord,
 )
-
 
 R = TypeVar("R", bound=Record)
 V = TypeVar("V")
@@ -134,7 +134,7 @@ class State:
         spawned: the newest generation for which a worker was started here.
         done: the generation whose worker exited with 0 here.
         failure: what went wrong here in `failure_generation`.
-        flight: operations that were asked for and not answered, and when each may be asked for again (inf: on its answer).
+        flight: operations that were asked for, and when each may be asked for again (NEVER: on its answer).
         last_generation: the newest generation ever seen, kept when the coordinator lost its data.
         uploaded: this host's share of the checkpoint being saved, until its record is put.
         restore: slab and step that the running worker restores from.
@@ -202,25 +202,43 @@ NEVER = 1e18
 
 def evolve(value: V, **changes: Any) -> V:
     """`dataclasses.replace` for the slotted dataclasses of the core, several times as fast: a turn does little else."""
-    new = object.__new__(type(value))
-    put = object.__setattr__
-    for name in type(value).__slots__:  # type: ignore[attr-defined]
-        put(new, name, changes[name] if name in changes else getattr(value, name))
+    new = copy_of(value)
+    for name, changed in changes.items():
+        object.__setattr__(new, name, changed)
     return new
 
 
+def copy_of(value: V) -> V:
+    """A copy of a slotted dataclass, equal and apart."""
+    cls: type = type(value)
+    new: V = object.__new__(cls)
+    for put, get in _fields_of(cls):
+        put(new, get(value))
+    return new
+
+
+@cache
+def _fields_of(cls: type) -> tuple[tuple[Callable[[Any, Any], None], Callable[[Any], Any]], ...]:
+    slots = [cls.__dict__[name] for name in cls.__slots__]  # type: ignore[attr-defined]
+    return tuple((slot.__set__, slot.__get__) for slot in slots)
+
+
 class Turn:
-    """One event being thought through: the state so far, the actions and reasons collected, the earliest wake-up."""
+    """One event being thought through: the state so far, the actions and reasons collected, the earliest wake-up.
+
+    `state` is a copy of the state that came in; it changes in place until the turn is closed.
+    """
 
     def __init__(self, state: State, now: float) -> None:
-        self.state, self.now = state, now
+        self.state, self.now = copy_of(state), now
         self.actions: list[Action] = []
         self.notes: list[Note] = []
         self._wake_at: float | None = None
 
     def set(self, **changes: Any) -> None:
         """Replace fields of the state."""
-        self.state = evolve(self.state, **changes)
+        for name, changed in changes.items():
+            object.__setattr__(self.state, name, changed)
 
     def set_cluster(self, **changes: Any) -> None:
         """Replace fields of the cluster view."""
@@ -288,11 +306,11 @@ class Turn:
 
     def decision(self) -> Decision:
         """Close the turn."""
-        state = evolve(self.state, wake_at=self._wake_at)
+        self.set(wake_at=self._wake_at)
         notes = tuple(self.notes) or (Note(Reason.NOTHING_TO_DO),)
-        return Decision(state, tuple(self.actions), notes)
+        return Decision(self.state, tuple(self.actions), notes)
 
-    # --- what is asked again and again ---------------------------------------------------------------------------------
+    # --- what is asked again and again -------------------------------------------------------------------------------
 
     @property
     def generation(self) -> GenerationRecord | None:

@@ -81,7 +81,8 @@ def _bring(turn: Turn, generation: GenerationRecord, resume: Resume) -> None:
     state = turn.state
     if not resume.manifest or resume.manifest in state.store.corrupt:
         if state.failure is None:
-            failure = Failure(FailureCause.STORE, state.job.host, turn.now, step=resume.step, message="state not at hand")
+            cause, host = FailureCause.STORE, state.job.host
+            failure = Failure(cause, host, turn.now, step=resume.step, message="state not at hand")
             turn.set(failure=failure, failure_generation=generation.number)
             turn.because(Reason.CHECKPOINT_CORRUPT, resume.manifest)
         return
@@ -206,15 +207,20 @@ def on_first_step(turn: Turn, event: FirstStepCompleted) -> None:
 
 def recovery_phases(recovery: Recovery, first_step_at: float) -> list[tuple[str, float]]:
     """Seconds by phase; they add up to the last entry, `total`."""
-    marks = [recovery.fault_at, recovery.learnt_at, recovery.stopped_at, recovery.ready_at, recovery.joined_at,
-             recovery.restored_at, first_step_at]
-    names = ("detect", "stop", "agree", "start", "restore", "first_step")
-    phases, last = [], marks[0]
-    for name, mark in zip(names, marks[1:], strict=True):
+    marks = (
+        ("detect", recovery.learnt_at),
+        ("stop", recovery.stopped_at),
+        ("agree", recovery.ready_at),
+        ("start", recovery.joined_at),
+        ("restore", recovery.restored_at),
+        ("first_step", first_step_at),
+    )
+    phases, last = [], recovery.fault_at
+    for name, mark in marks:
         reached = max(last, mark)
         phases.append((name, reached - last))
         last = reached
-    return [*phases, ("total", last - marks[0])]
+    return [*phases, ("total", last - recovery.fault_at)]
 
 
 def on_steps_sampled(turn: Turn, event: StepsSampled) -> None:

@@ -32,9 +32,8 @@ def end(
     turn: Turn, generation: GenerationRecord, code: int, verdict: str, reason: Reason, root: Failure | None = None
 ) -> None:
     """The job is over, with this exit code on every host."""
-    turn.put(
-        evolve(generation, phase=Phase.ENDED, exit_code=int(code), verdict=verdict, root=root, save_step=0), reason, verdict
-    )
+    ended = evolve(generation, phase=Phase.ENDED, exit_code=int(code), verdict=verdict, root=root, save_step=0)
+    turn.put(ended, reason, verdict)
 
 
 def saved_text(durable: int) -> str:

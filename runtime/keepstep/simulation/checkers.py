@@ -1,4 +1,4 @@
-"""What must hold in every world, whatever breaks. Safety is checked at each turn; liveness once the faults have stopped."""
+"""What must hold in every world, whatever breaks: safety at each turn, liveness once the faults have stopped."""
 
 from __future__ import annotations
 

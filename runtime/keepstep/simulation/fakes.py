@@ -1,4 +1,4 @@
-"""A coordinator with revisions, leases and watches, and a store with one HEAD: as strict as the real ones, without I/O."""
+"""A coordinator with revisions, leases and watches, and a store with one HEAD: strict as the real ones, without I/O."""
 
 from __future__ import annotations
 

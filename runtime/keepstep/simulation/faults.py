@@ -1,4 +1,4 @@
-"""Kinds of fault. Each says whether it could happen when it was asked to, so that a fault that never fired is found out."""
+"""Kinds of fault. Each says whether it happened when it was asked to, so that one that never fires is found out."""
 
 from __future__ import annotations
 

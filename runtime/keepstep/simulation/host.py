@@ -1,4 +1,4 @@
-"""One simulated host: init that keeps slabs and enforces the lease deadline, an agent that decides, a worker that trains."""
+"""One simulated host: init that keeps slabs and minds the lease, an agent that decides, a worker that trains."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class SimHost:
         self._end_agent()
         self.boot += 1
         life = self.life
-        self.world.clock.after(self.random.uniform(0.2, 0.8), lambda: self._start_agent() if self.life == life else None)
+        self.world.clock.after(
+            self.random.uniform(0.2, 0.8), lambda: self._start_agent() if self.life == life else None
+        )
 
     def interrupt(self, delay_s: float = 0.0) -> None:
         """SIGTERM to the container: init passes it on to whichever agent runs."""
@@ -95,7 +97,7 @@ class SimHost:
             name="job", host=self.name, hosts=self.world.names, node_id=f"{self.name}-{self.life}", boot=self.boot,
             address=self.name, port_base=20000, run=f"run{self.life}", strategy="multi_worker", python="python",
             script="train.py", arguments=(), has_store=True, keeps_etcd=self.name == self.world.names[0],
-        )
+        )  # fmt: skip
         self.state = initial_state(job, self.world.policy, self._now())
         self._incarnation = -1
         slabs = tuple(self.shelf.slabs.items())
@@ -169,9 +171,7 @@ class SimHost:
         self.shelf.deadline = deadline
         if deadline is not None:
             shelf = self.shelf
-            self.world.clock.after(
-                deadline - self.world.clock.now, lambda: self._enforce(shelf, deadline)
-            )
+            self.world.clock.after(deadline - self.world.clock.now, lambda: self._enforce(shelf, deadline))
 
     def _enforce(self, shelf: Shelf, deadline: float) -> None:
         if self.shelf is shelf and shelf.deadline == deadline and self.worker is not None:
@@ -226,7 +226,9 @@ class SimHost:
                 self._through_uploader(action.operation, 0.02, lambda: ok)
             case a.UploadSnapshot():
                 item = StoredObject(f"o{action.step}.{action.rank}", "replicated", action.rank, 0, 1, "0")
-                done = e.SnapshotUploaded(action.operation, action.generation, action.step, f"d{action.step}", (item,), 0.5)
+                done = e.SnapshotUploaded(
+                    action.operation, action.generation, action.step, f"d{action.step}", (item,), 0.5
+                )
                 self._through_uploader(action.operation, random.uniform(0.1, 1.5), lambda: done, needs_store=True)
             case a.CommitCheckpoint():
                 self._through_uploader(action.operation, 0.1, lambda: self._commit(action), needs_store=True)
@@ -361,9 +363,9 @@ class SimHost:
 
     def exited(self, worker: SimWorker, **how: object) -> None:
         """A worker's process is gone; the agent hears of it unless it is gone itself."""
+        seals = tuple(self.shelf.seals.values())
         event = e.WorkerExited(
-            worker.spec.worker_id, self._now(), entered=worker.entered, completed=worker.completed,
-            seals=tuple(self.shelf.seals.values()),
+            worker.spec.worker_id, self._now(), entered=worker.entered, completed=worker.completed, seals=seals
         )
         self.post(replace(event, **how), 0.002)  # type: ignore[arg-type]
         if self.worker is worker:

@@ -1,5 +1,7 @@
-"""JobSpec and rank table to the command line and environment of a worker. Pure; one module per strategy.
+"""How a worker is launched: job and rank table to its command line and environment.
 
+What lives here: pure functions, one module per strategy that needs to describe a world to TensorFlow. What must never
+enter: starting a process, the environment of the agent itself, a file.
 Start reading at `plan_worker`.
 """
 
@@ -9,8 +11,10 @@ from keepstep.core.job import JobSpec
 from keepstep.core.launch.multi_worker import tf_config
 from keepstep.core.records import GenerationRecord
 
+Variables = tuple[tuple[str, str], ...]
 
-def plan_worker(job: JobSpec, generation: GenerationRecord, rank: int) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+
+def plan_worker(job: JobSpec, generation: GenerationRecord, rank: int) -> tuple[tuple[str, ...], Variables]:
     """Command and additional environment of this host's worker.
 
     The command starts the user's script through the worker-side bootstrap with the user's own interpreter.
