@@ -1,8 +1,10 @@
 """What crosses the line between a worker and its supervisor, version 1.
 
-One memfd per local rank holds a control page and a heartbeat ring. The page is cut into regions with one writer each; every
-region and every ring record ends in a CRC, so a reader never depends on the order in which another processor's stores arrive:
-it reads again until the CRC holds, or says that nothing valid is there (the writer may have been killed in mid-store).
+One memfd per local rank holds a control page and a heartbeat ring. The page is cut into regions with one writer each;
+every
+region and every ring record ends in a CRC, so a reader never depends on the order in which another processor's stores
+arrive: it reads again until the CRC holds, or says that nothing valid is there (the writer may have been killed in
+mid-store).
 
     0     HEAD      written once by the agent      magic, version, ring geometry
     128   ORDERS    written by the agent           hold, drain step, slab grant, snapshot cadence, restore
@@ -10,8 +12,9 @@ it reads again until the CRC holds, or says that nothing valid is there (the wri
     1024  SEALS     8 x 64 bytes, one per slab     written by the worker (by the agent while no worker runs)
     4096  RING      capacity x 64 bytes            written by the worker, one record per completed step
 
-A slab is a memfd of its own. Sealed, it is a valid safetensors file, byte for byte; that it is sealed, and for which step, is
-said in SEALS and nowhere else. All integers are little-endian. Times are CLOCK_MONOTONIC nanoseconds, 0 where unknown.
+A slab is a memfd of its own. Sealed, it is a valid safetensors file, byte for byte; that it is sealed, and for which
+step, is said in SEALS and nowhere else. All integers are little-endian. Times are CLOCK_MONOTONIC nanoseconds, 0
+where unknown.
 """
 
 from __future__ import annotations
@@ -156,7 +159,8 @@ class Wire:
             raise WireError(f"magic {magic!r} version {version}, wanted {MAGIC!r} version {VERSION}")
         if ring_at + capacity * record_bytes > size:
             raise WireError(f"ring of {capacity} records does not fit into {size} bytes")
-        self._ring_at, self.capacity = ring_at, capacity
+        self._ring_at: int = ring_at
+        self.capacity: int = capacity
 
     @staticmethod
     def create() -> int:
@@ -174,9 +178,21 @@ class Wire:
 
     def write_orders(self, orders: Orders) -> None:
         """Agent: publish orders."""
-        self._put(_AT_ORDERS, _ORDERS.pack(
-            orders.sequence, orders.generation, orders.hold, orders.snapshot_every, orders.drain_step,
-            orders.grant, 0, orders.restore_slab, 0, orders.restore_step))
+        self._put(
+            _AT_ORDERS,
+            _ORDERS.pack(
+                orders.sequence,
+                orders.generation,
+                orders.hold,
+                orders.snapshot_every,
+                orders.drain_step,
+                orders.grant,
+                0,
+                orders.restore_slab,
+                0,
+                orders.restore_step,
+            ),
+        )
 
     def read_orders(self) -> Orders:
         """Worker: the newest orders; the defaults where none were ever written."""
@@ -188,9 +204,20 @@ class Wire:
 
     def write_progress(self, progress: Progress) -> None:
         """Worker: publish where it stands."""
-        self._put(_AT_PROGRESS, _PROGRESS.pack(
-            progress.sequence, progress.generation, progress.phase, progress.pid, progress.entered_step,
-            progress.completed_step, progress.last_step, progress.snapshot_ns, progress.skipped))
+        self._put(
+            _AT_PROGRESS,
+            _PROGRESS.pack(
+                progress.sequence,
+                progress.generation,
+                progress.phase,
+                progress.pid,
+                progress.entered_step,
+                progress.completed_step,
+                progress.last_step,
+                progress.snapshot_ns,
+                progress.skipped,
+            ),
+        )
 
     def read_progress(self) -> Progress:
         """Agent: where the worker stands; the defaults where nothing was published."""
@@ -199,13 +226,17 @@ class Wire:
 
     def write_seal(self, seal: Seal) -> None:
         """Declare a slab sealed. The slab's bytes must be complete by now."""
-        self._put(self._seal_at(seal.slab), _SEAL.pack(
-            seal.step, seal.sequence, seal.size_bytes, seal.generation, seal.slab, seal.layout, seal.sealed_ns))
+        self._put(
+            self._seal_at(seal.slab),
+            _SEAL.pack(
+                seal.step, seal.sequence, seal.size_bytes, seal.generation, seal.slab, seal.layout, seal.sealed_ns
+            ),
+        )
 
     def clear_seal(self, slab: int) -> None:
         """Take a slab's seal away: do so before its first byte is overwritten."""
         at = self._seal_at(slab)
-        self._memory[at:at + RECORD_BYTES] = bytes(RECORD_BYTES)
+        self._memory[at : at + RECORD_BYTES] = bytes(RECORD_BYTES)
 
     def read_seals(self) -> List[Seal]:
         """All valid seals, oldest step first (and oldest sequence among equal steps)."""
@@ -221,14 +252,24 @@ class Wire:
 
     def append(self, record: StepRecord) -> None:
         """Worker: add a record; its sequence says where it goes."""
-        body = _RECORD.pack(record.sequence, record.step, record.start_ns, record.data_ready_ns,
-                            record.gradients_ready_ns, record.end_ns, 0)
+        body = _RECORD.pack(
+            record.sequence,
+            record.step,
+            record.start_ns,
+            record.data_ready_ns,
+            record.gradients_ready_ns,
+            record.end_ns,
+            0,
+        )
         self._put(self._record_at(record.sequence), body)
 
     def read_since(self, sequence: int) -> Tuple[List[StepRecord], int]:
         """Agent: records after `sequence`, in order, and how many were overwritten before they could be read."""
-        newest = max((r.sequence for r in map(self._record, range(self.capacity)) if r is not None), default=0) \
-            if sequence == 0 else self._newest_after(sequence)
+        newest = (
+            max((r.sequence for r in map(self._record, range(self.capacity)) if r is not None), default=0)
+            if sequence == 0
+            else self._newest_after(sequence)
+        )
         first = max(sequence + 1, newest - self.capacity + 1)
         found = []
         for wanted in range(first, newest + 1):
@@ -239,9 +280,9 @@ class Wire:
 
     def reset_worker(self) -> None:
         """Agent: forget the last worker's progress and ring, keep the seals. No worker may be running."""
-        self._memory[_AT_PROGRESS:_AT_PROGRESS + _PROGRESS.size + _CRC.size] = bytes(_PROGRESS.size + _CRC.size)
+        self._memory[_AT_PROGRESS : _AT_PROGRESS + _PROGRESS.size + _CRC.size] = bytes(_PROGRESS.size + _CRC.size)
         end = self._ring_at + self.capacity * RECORD_BYTES
-        self._memory[self._ring_at:end] = bytes(end - self._ring_at)
+        self._memory[self._ring_at : end] = bytes(end - self._ring_at)
 
     def _newest_after(self, sequence: int) -> int:
         newest = sequence
@@ -265,12 +306,12 @@ class Wire:
     # --- bytes -------------------------------------------------------------------------------------------------------
 
     def _put(self, at: int, body: bytes) -> None:
-        self._memory[at:at + len(body) + _CRC.size] = body + _CRC.pack(zlib.crc32(body))
+        self._memory[at : at + len(body) + _CRC.size] = body + _CRC.pack(zlib.crc32(body))
 
     def _get(self, at: int, size: int) -> Optional[bytes]:
         """The region's bytes once its CRC holds; None where it is empty or was left torn."""
         for _ in range(_READ_ATTEMPTS):
-            raw = self._memory[at:at + size + _CRC.size]
+            raw = self._memory[at : at + size + _CRC.size]
             body = raw[:size]
             if _CRC.unpack(raw[size:])[0] == zlib.crc32(body):
                 return body

@@ -12,7 +12,7 @@ from keepstep.adapters.store_directory import DirectoryStore
 from keepstep.checkpoint.commit import Fenced, commit, read_head, read_manifest
 from keepstep.checkpoint.keys import ManifestName
 from keepstep.checkpoint.retrying import RetryingStore
-from keepstep.checkpoint.store import ObjectStore
+from keepstep.ports.store import ObjectStore
 from tests.support.s3 import bucket_store, s3_server
 from tests.support.stores import TroubledStore, committed, fail_at, memory_store, stored_checkpoint
 

@@ -14,7 +14,7 @@ from awscrt import checksums
 from keepstep.adapters.store_directory import DirectoryStore
 from keepstep.adapters.store_memory import MemoryStore
 from keepstep.checkpoint.probe import probe_store
-from keepstep.checkpoint.store import (
+from keepstep.ports.store import (
     ChecksumMismatch,
     NotFound,
     ObjectStore,

@@ -9,7 +9,7 @@ from keepstep.adapters.store_memory import MemoryStore
 from keepstep.checkpoint.commit import commit
 from keepstep.checkpoint.keys import ManifestName
 from keepstep.checkpoint.manifest import Manifest, build_manifest
-from keepstep.checkpoint.store import Body, ObjectStat, ObjectStore, StoreUnavailable
+from keepstep.ports.store import Body, ObjectStat, ObjectStore, StoreUnavailable
 from keepstep.checkpoint.upload import UploadOrder, upload
 from tests.support.slabs import memory_file, slab_bytes
 

@@ -49,5 +49,5 @@ class Clock:
 
 
 async def sleep(seconds: float) -> None:
-    """Let `seconds` pass: for renewals, samples and attempts that are paced, never to wait for something to have happened."""
+    """Let `seconds` pass: to pace renewals, samples and attempts, never to wait for something to have happened."""
     await asyncio.sleep(seconds)

@@ -1,9 +1,9 @@
 """The journal on disk: one JSON object a line, written by a thread of its own, so that no turn ever waits for a disk.
 
-    {"journal": 1, "job": {...}, "policy": {...}, "started_at": s}        head: all that the first state is made of
-    {"n": 7, "now": s, "event": {...}, "notes": [[reason, detail], ...], "actions": [name, ...], "digest": "..."}
-    {"state": {...}, "n": 7}                                              first line after a rotation
-    {"dropped": 12}                                                       turns that could not be written: a gap
+{"journal": 1, "job": {...}, "policy": {...}, "started_at": s}        head: all that the first state is made of
+{"n": 7, "now": s, "event": {...}, "notes": [[reason, detail], ...], "actions": [name, ...], "digest": "..."}
+{"state": {...}, "n": 7}                                              first line after a rotation
+{"dropped": 12}                                                       turns that could not be written: a gap
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 
-from keepstep.checkpoint.store import (
+from keepstep.ports.store import (
     Body,
     ChecksumMismatch,
     NotFound,

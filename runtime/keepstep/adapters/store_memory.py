@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from keepstep.checkpoint.store import (
+from keepstep.ports.store import (
     Body,
     ChecksumMismatch,
     NotFound,

@@ -29,7 +29,7 @@ from botocore.exceptions import (
 )
 from urllib3.exceptions import HTTPError
 
-from keepstep.checkpoint.store import (
+from keepstep.ports.store import (
     Body,
     ChecksumMismatch,
     Chunks,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from keepstep.adapters.init_link import InitLink
+from keepstep.ports import Keeper, KeptDescriptor
 from keepstep_worker import wire as wires
 from keepstep_worker.wire import Orders, Progress, Seal, StepRecord, Wire
 
@@ -34,9 +34,14 @@ class _Line:
 class WorkerLink:
     """Wire and slabs of local rank 0, and the socket to the worker that runs."""
 
-    def __init__(self, init: InitLink, on_message: Callable[[str, dict[str, Any]], None]) -> None:
-        """Take over what init kept of an earlier agent, or begin anew (see `open`)."""
-        self._init, self._on_message = init, on_message
+    def __init__(
+        self,
+        keeper: Keeper,
+        kept: Mapping[str, KeptDescriptor],
+        on_message: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        """Take over what was kept of an earlier agent, or begin anew (see `open`)."""
+        self._keeper, self._kept, self._on_message = keeper, kept, on_message
         self._slabs: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._line: _Line | None = None
@@ -47,14 +52,13 @@ class WorkerLink:
 
     async def open(self) -> None:
         """Have a wire: init's, or a new one that init keeps from now on."""
-        kept = self._init.state.kept
-        if "wire" in kept:
-            self._wire_fd = kept["wire"].fd
+        if "wire" in self._kept:
+            self._wire_fd = self._kept["wire"].fd
         else:
             self._wire_fd = Wire.create()
-            await self._init.keep("wire", self._wire_fd)
+            await self._keeper.keep("wire", self._wire_fd)
         self._wire = Wire(self._wire_fd)
-        for name, entry in kept.items():
+        for name, entry in self._kept.items():
             if name.startswith("slab:"):
                 number = int(name.removeprefix("slab:"))
                 self._slabs[number], self._sizes[number] = entry.fd, int(entry.meta["bytes"])
@@ -108,7 +112,7 @@ class WorkerLink:
     async def adopt(self, slab: int, fd: int, size_bytes: int) -> None:
         """Count a descriptor among the slabs, and have init keep it."""
         self._slabs[slab], self._sizes[slab] = fd, size_bytes
-        await self._init.keep(f"slab:{slab}", fd, {"bytes": size_bytes})
+        await self._keeper.keep(f"slab:{slab}", fd, {"bytes": size_bytes})
 
     async def drop(self, slab: int) -> None:
         """Give a slab's memory back; the worker's own mapping goes with the worker."""
@@ -117,7 +121,7 @@ class WorkerLink:
         if fd is not None:
             self.wire.clear_seal(slab)
             os.close(fd)
-            await self._init.drop(f"slab:{slab}")
+            await self._keeper.drop(f"slab:{slab}")
 
     def seal(self, slab: int, step: int, size_bytes: int, generation: int, now_ns: int) -> Seal:
         """Declare a slab sealed that was filled by the agent's own hands; no worker may run."""

@@ -38,7 +38,15 @@ from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
 from keepstep.core.state import State
 from keepstep.errors import ConfigError, KeepstepError, QuorumError
-from keepstep.intake.contract import Contract, ContractOptions, load_contract, read_environment, user_environment
+from keepstep.intake.contract import (
+    Contract,
+    ContractOptions,
+    choose_strategy,
+    count_gpus,
+    load_contract,
+    read_environment,
+    user_environment,
+)
 from keepstep.intake.policy import load_policy
 from keepstep.ports import Coordinator
 
@@ -92,11 +100,7 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
     policy = load_policy(contract.policy_source, options.overrides)
     store = contract.store or (None if policy.checkpoint.store == "none" else policy.checkpoint.store)
     host, hosts = contract.current_host, contract.hosts
-    strategy = policy.launch.strategy
-    if strategy == "auto":
-        strategy = "multi_worker" if len(hosts) > 1 else "plain"
-    if strategy != "multi_worker" and len(hosts) > 1:
-        raise ConfigError(f"strategy {strategy} with {len(hosts)} hosts", "multi_worker or auto", key="launch.strategy")
+    strategy = choose_strategy(contract, policy.launch.strategy, count_gpus())
     nonce = uuid.uuid4().hex[:8]
     job = JobSpec(
         name=contract.job_name,
@@ -118,7 +122,9 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
     environment["KEEPSTEP_INSTRUMENT"] = policy.launch.instrument
     forget_own_source(environment)
     scratch = options.scratch_dir or Path(tempfile.gettempdir()) / f"keepstep-{contract.job_name}-{host}"
-    places = Places(scratch, contract.paths.output_data / "keepstep" / host, contract.code_dir, contract.paths.failure_file)
+    places = Places(
+        scratch, contract.paths.output_data / "keepstep" / host, contract.code_dir, contract.paths.failure_file
+    )
     return Setup(options, contract, policy, job, store, environment, places)
 
 
@@ -166,7 +172,7 @@ class Agent:
             if sampler is not None:
                 sampler.on_message(worker_id, message)
 
-        link = WorkerLink(self._init, on_message)
+        link = WorkerLink(self._init, self._init.state.kept, on_message)
         await link.open()
         sampler = Sampler(link, self._clock, metrics, supervisor.post)
         launcher = Launcher(job.host, setup.environment, setup.places, link=link, init=self._init, clock=self._clock,
@@ -174,9 +180,8 @@ class Agent:
         coordination = Coordination(coordinator, job.name, self._clock, supervisor.post, self.log)
         storing = Storing(job.name, setup.store, policy, supervisor.post, self.log)
         memo = self._init.state.memo
-        supervisor.post(e.AgentStarted(
-            tuple(sorted(link.slabs.items())), tuple(map(seal_event, link.seals())), int(memo.get("seen_generation", 0)),
-        ))  # fmt: skip
+        slabs, seals = tuple(sorted(link.slabs.items())), tuple(map(seal_event, link.seals()))
+        supervisor.post(e.AgentStarted(slabs, seals, int(memo.get("seen_generation", 0))))
         self.log(f"node {job.node_id}, rank table of {len(job.hosts)} hosts, metrics on port {metrics.port}")
         async with asyncio.TaskGroup() as tasks:
             executor = Executor(supervisor.post, tasks, coordination, storing, launcher, metrics)

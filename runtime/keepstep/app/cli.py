@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
 import traceback
 from pathlib import Path
 
 from keepstep.adapters.journal import JournalError
-from keepstep.app.faults import parse_fault
+from keepstep.app.faults import KINDS, parse_fault
 from keepstep.app.local import Local, LocalRun
 from keepstep.app.replay import ReplayDiffers, journals_under, replay
+from keepstep.app.simulating import simulate
 from keepstep.errors import ConfigError, ExitCode, KeepstepError
+from keepstep.intake.policy import explain, json_schema, load_sourced_policy
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,12 +50,21 @@ def _parser() -> argparse.ArgumentParser:
     local = commands.add_parser("local", help="run a job of several hosts on this machine")
     local.add_argument("--hosts", type=int, default=2, help="how many (default 2)")
     local.add_argument("--policy", default="default", help="a preset's name or a file (default: default)")
-    local.add_argument("--set", action="append", default=[], dest="overrides", metavar="KNOB=VALUE", help="set one knob")
-    local.add_argument("--store", help="a directory or s3://bucket/prefix for checkpoints (default: in the --out folder)")
+    local.add_argument(
+        "--set", action="append", default=[], dest="overrides", metavar="KNOB=VALUE", help="set one knob"
+    )
+    local.add_argument(
+        "--store", help="a directory or s3://bucket/prefix for checkpoints (default: in the --out folder)"
+    )
     local.add_argument("--python", help="the script's interpreter (default: the policy's)")
     local.add_argument("--out", type=Path, help="folder for files, logs and the summary (default: a new one)")
-    local.add_argument("--fault", action="append", default=[], metavar="KIND:RANK@STEP",
-                       help="inflict a fault once a rank has completed a step: kill, kill-agent, kill-uploader, kill-host")  # fmt: skip
+    local.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="KIND:RANK@STEP",
+        help=f"inflict a fault once a rank has completed a step: {', '.join(KINDS)}",
+    )
     local.add_argument("--quiet", action="store_true", help="show progress, not what the script prints")
     local.add_argument("script")
     local.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -105,13 +117,11 @@ def _local(options: argparse.Namespace) -> int:
 
 
 def _policy(options: argparse.Namespace) -> int:
-    from keepstep.intake.policy import explain_policy, policy_schema
-
     if options.what == "schema":
-        print(policy_schema())
+        print(json.dumps(json_schema(), indent=2))
         return 0
-    text = explain_policy(options.source, options.overrides)
-    print(text if options.what == "explain" else f"{options.source}: valid")
+    sourced = load_sourced_policy(options.source, options.overrides)
+    print(explain(sourced) if options.what == "explain" else f"{options.source}: valid")
     return 0
 
 
@@ -133,6 +143,4 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from keepstep.app.simulating import simulate
-
     return simulate(options.policy, options.seeds, options.trace)

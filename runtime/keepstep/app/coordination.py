@@ -1,4 +1,6 @@
-"""The coordinator as the fold sees it: leases kept alive, records put, changes under the job's prefix turned into events."""
+"""The coordinator as the fold sees it: leases kept alive, records put, changes under the job's prefix turned into
+events.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,21 @@ class Coordination:
     """One node's dealings with the coordinator; each failure to reach it is an event, none is an end."""
 
     def __init__(
-        self, coordinator: Coordinator, job: str, clock: Clock, post: Callable[[Event], None], log: Callable[[str], None]
+        self,
+        coordinator: Coordinator,
+        job: str,
+        clock: Clock,
+        post: Callable[[Event], None],
+        log: Callable[[str], None],
     ) -> None:
         self._coordinator, self._clock, self._post, self._log = coordinator, clock, post, log
         self.prefix = f"/keepstep/{job}/"
         self._held: int | None = None
 
     async def hold_lease(self, action: a.GrantLease) -> None:
-        """Get a lease and renew it, at three times the pace that would do, until it is lost or another one is asked for."""
+        """Get a lease and renew it, at three times the pace that would do, until it is lost or another one is asked
+        for.
+        """
         try:
             sent = self._clock.now()
             lease = await self._coordinator.grant(action.ttl_s)
@@ -64,7 +73,7 @@ class Coordination:
             async with asyncio.timeout(_REVOKE_S):
                 await self._coordinator.revoke(lease)
         except (CoordinatorUnavailable, CoordinatorRefused, TimeoutError) as error:
-            self._log(f"lease not revoked: {error or 'no answer'}")
+            self._log(f"lease not revoked: {str(error) or 'no answer'}")
 
     async def finish(self) -> None:
         """Let go of the lease that is still held, so that the others need not wait for its end."""

@@ -1,7 +1,7 @@
 """The hands: performs what the core asked for. An operating error becomes an event; a programming error ends the agent.
 
-Actions that take effect at once are done in the order of their turn. Those that take time run as tasks and answer by an event
-that carries their operation.
+Actions that take effect at once are done in the order of their turn. Those that take time run as tasks and answer by
+an event that carries their operation.
 """
 
 from __future__ import annotations

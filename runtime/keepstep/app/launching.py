@@ -1,4 +1,6 @@
-"""What a worker is started with: its command, its environment, the folder with the guest, the files it may leave behind."""
+"""What a worker is started with: its command, its environment, the folder with the guest, the files it may leave
+behind.
+"""
 
 from __future__ import annotations
 

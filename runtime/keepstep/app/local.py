@@ -20,6 +20,7 @@ from keepstep.app.faults import PlannedFault, kill_family, uploader_of
 from keepstep.app.summary import printed_values, summarize
 from keepstep.core.job import PORT_SPAN
 from keepstep.errors import ConfigError, QuorumError
+from keepstep.intake.contract import read_environment
 
 _TICK_S = 0.1
 _PROGRESS_S = 2.0
@@ -186,7 +187,7 @@ class Local:
             "--", self.plan.script, *self.plan.arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             limit=_LINE_BYTES_MAX,
-            env={**os.environ, "TRAINING_JOB_NAME": "local"},
+            env={**read_environment(), "TRAINING_JOB_NAME": "local"},
         )  # fmt: skip
         host.process = process
         assert process.stdout is not None
@@ -285,7 +286,9 @@ def describe(summary: dict[str, Any]) -> str:
         f"committed step {summary['durable_step']}"
     ]
     for recovery in summary["recoveries"]:
-        phases = ", ".join(f"{name.replace('_', ' ')} {value:.3f} s" for name, value in recovery.items() if name != "total")
+        phases = ", ".join(
+            f"{name.replace('_', ' ')} {value:.3f} s" for name, value in recovery.items() if name != "total"
+        )
         lines.append(f"recovered in {recovery['total']:.3f} s: {phases}")
     if "final_accuracy" in summary:
         lines.append(f"final accuracy {summary['final_accuracy']:.4f}")

@@ -73,11 +73,11 @@ class Storing:
             return None
         if reply.get("ok"):
             return reply
-        error, detail = str(reply.get("error")), str(reply.get("detail"))
-        if error == "refused":
+        family, detail = str(reply.get("error")), str(reply.get("detail"))
+        if family == "refused":
             self._post(e.StoreRefused(operation, detail))
-        elif error not in ("corrupt", "missing", "fenced", "conflict"):
-            self._post(e.OperationFailed(operation, f"{error}: {detail}", _STORE_AGAIN_S))
+        elif family not in ("corrupt", "missing", "fenced", "conflict"):
+            self._post(e.OperationFailed(operation, f"{family}: {detail}", _STORE_AGAIN_S))
         return reply
 
     async def verify(self, action: a.VerifySlab, fd: int) -> None:

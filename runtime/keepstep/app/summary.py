@@ -1,4 +1,6 @@
-"""What a run of `keepstep local` came to, computed from its journals: each is folded again, so the figures are proven ones."""
+"""What a run of `keepstep local` came to, computed from its journals: each is folded again, so the figures are proven
+ones.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +73,8 @@ def summarize(folder: Path, faults: Sequence[tuple[str, float]], exit_codes: dic
         exit_codes: of each host.
 
     Returns:
-        JSON-able: steps, restarts, lost_steps, durable_step, recoveries with their phases in seconds (`recovery_s` is the
-        longest one's; `detect` counted from the fault where it was inflicted by this run), exit codes.
+        JSON-able: steps, restarts, lost_steps, durable_step, recoveries with their phases in seconds (`recovery_s` is
+        the longest one's; `detect` counted from the fault where it was inflicted by this run), exit codes.
     """
     run = read_run(folder)
     recoveries = _by_fault(run.recoveries, faults)
@@ -93,10 +95,16 @@ def summarize(folder: Path, faults: Sequence[tuple[str, float]], exit_codes: dic
 
 
 def _by_fault(recoveries: Sequence[Recovery], faults: Sequence[tuple[str, float]]) -> list[dict[str, float]]:
-    """One recovery per world that was recovered, as its slowest host saw it, counted from the fault where that is known."""
+    """One recovery per world that was recovered, as its slowest host saw it, counted from the fault where that is
+    known.
+    """
     worlds: list[list[Recovery]] = []
     for recovery in sorted(recoveries, key=lambda r: r.ended_at):
-        if worlds and recovery.ended_at - worlds[-1][-1].ended_at < 0.5 and recovery.host not in {r.host for r in worlds[-1]}:
+        if (
+            worlds
+            and recovery.ended_at - worlds[-1][-1].ended_at < 0.5
+            and recovery.host not in {r.host for r in worlds[-1]}
+        ):
             worlds[-1].append(recovery)
         else:
             worlds.append([recovery])

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from keepstep.adapters.clock import Clock
-from keepstep.adapters.journal import JournalWriter
+from keepstep.adapters.journal import VERSION, JournalWriter
 from keepstep.core.actions import Action
 from keepstep.core.codec import digest_of, encode_event, encode_job, encode_state
 from keepstep.core.decide import decide, initial_state
@@ -33,8 +33,12 @@ class Supervisor:
         self.state: State = initial_state(job, policy, started_at)
         self._turn = 0
         self._head: dict[str, object] = {
-            "journal": 1, "job": encode_job(job), "policy": policy.model_dump_json(by_alias=True), "started_at": started_at, "pid": os.getpid(),
-        }  # fmt: skip
+            "journal": VERSION,
+            "job": encode_job(job),
+            "policy": policy.model_dump_json(by_alias=True),
+            "started_at": started_at,
+            "pid": os.getpid(),
+        }
         journal.post(self._head)
 
     def post(self, event: Event) -> None:

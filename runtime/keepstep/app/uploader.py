@@ -41,14 +41,14 @@ from keepstep.checkpoint.manifest import build_manifest, parse_stored_object
 from keepstep.checkpoint.probe import probe_store
 from keepstep.checkpoint.retrying import RetryingStore
 from keepstep.checkpoint.safetensors import MalformedSlab
-from keepstep.checkpoint.store import (
+from keepstep.checkpoint.strict_json import MalformedDocument
+from keepstep.ports.store import (
     ChecksumMismatch,
     NotFound,
     ObjectStore,
     StoreError,
     StoreRefused,
 )
-from keepstep.checkpoint.strict_json import MalformedDocument
 
 ERRORS: Final = ("fenced", "unavailable", "refused", "corrupt", "missing", "conflict", "invalid")
 """fenced: a newer generation or another run has HEAD; unavailable: try again; refused: for good; corrupt: bytes are not

@@ -21,8 +21,8 @@ from keepstep.checkpoint.manifest import (
     parse_head,
     parse_manifest,
 )
-from keepstep.checkpoint.store import Conflict, NotFound, ObjectStore, PreconditionFailed, read_small
 from keepstep.checkpoint.strict_json import MalformedDocument
+from keepstep.ports.store import Conflict, NotFound, ObjectStore, PreconditionFailed, read_small
 
 ATTEMPTS = 16
 """Swaps tried against other writers; each one that is lost means that somebody else's succeeded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from keepstep.checkpoint.keys import probe_prefix
-from keepstep.checkpoint.store import ObjectStore, PreconditionFailed, StoreRefused, read_small
+from keepstep.ports.store import ObjectStore, PreconditionFailed, StoreRefused, read_small
 
 _FIRST, _SECOND = b"first\n", b"second\n"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from keepstep.checkpoint.digests import combine_crc32c, crc32c, file_crc32c, format_digest
 from keepstep.checkpoint.manifest import Manifest, StoredObject
 from keepstep.checkpoint.safetensors import MalformedSlab, parse_head_bytes, read_layout
-from keepstep.checkpoint.store import ObjectStore
+from keepstep.ports.store import ObjectStore
 
 STREAMS = 4
 """Objects read at the same time; each holds one piece of the store's in memory."""

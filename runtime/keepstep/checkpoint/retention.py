@@ -14,8 +14,8 @@ from keepstep.checkpoint.keys import (
     parse_object_key,
     probe_prefix,
 )
-from keepstep.checkpoint.store import NotFound, ObjectStore
 from keepstep.checkpoint.strict_json import MalformedDocument
+from keepstep.ports.store import NotFound, ObjectStore
 
 GRACE_S = 3600.0
 """Longer than any upload takes: what is younger may belong to a checkpoint that is being made."""

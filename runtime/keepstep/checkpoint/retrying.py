@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import TypeVar
 
-from keepstep.checkpoint.store import Body, Conflict, ObjectStat, ObjectStore, StoreUnavailable
+from keepstep.ports.store import Body, Conflict, ObjectStat, ObjectStore, StoreUnavailable
 
 T = TypeVar("T")
 

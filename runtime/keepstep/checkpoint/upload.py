@@ -10,7 +10,7 @@ from keepstep.checkpoint.keys import ManifestName, local_key, replicated_key
 from keepstep.checkpoint.manifest import LOCAL, REPLICATED, StoredObject
 from keepstep.checkpoint.safetensors import SlabLayout, read_layout
 from keepstep.checkpoint.shares import assign_share
-from keepstep.checkpoint.store import ObjectStore
+from keepstep.ports.store import ObjectStore
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import pytest
 from keepstep.checkpoint.commit import Fenced, StaleStep, commit, newest_checkpoint, read_head, read_manifest
 from keepstep.checkpoint.keys import ManifestName
 from keepstep.checkpoint.retrying import RetryingStore
-from keepstep.checkpoint.store import Conflict, NotFound, StoreUnavailable
 from keepstep.checkpoint.strict_json import MalformedDocument
+from keepstep.ports.store import Conflict, NotFound, StoreUnavailable
 from tests.support.stores import TroubledStore, committed, fail_at, memory_store, stored_checkpoint
 
 

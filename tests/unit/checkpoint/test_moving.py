@@ -12,8 +12,8 @@ from keepstep.checkpoint.probe import probe_store
 from keepstep.checkpoint.restore import CorruptObject, NoRoom, fetch
 from keepstep.checkpoint.retrying import Patience, RetryingStore
 from keepstep.checkpoint.safetensors import MalformedSlab
-from keepstep.checkpoint.store import ChecksumMismatch, Conflict, NotFound, StoreRefused, StoreUnavailable
 from keepstep.checkpoint.upload import FileRanges, UploadOrder, measure_slab, upload
+from keepstep.ports.store import ChecksumMismatch, Conflict, NotFound, StoreRefused, StoreUnavailable
 from tests.support.slabs import file_bytes, memory_file, slab_bytes
 from tests.support.stores import TroubledStore, committed, fail_at, memory_store, rank_slab, stored_checkpoint
 

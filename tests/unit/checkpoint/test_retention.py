@@ -8,7 +8,7 @@ from keepstep.adapters.store_memory import MemoryStore
 from keepstep.checkpoint.commit import Fenced, commit, read_head
 from keepstep.checkpoint.keys import ManifestName, local_key
 from keepstep.checkpoint.retention import Retention, Swept, plan_retention, sweep
-from keepstep.checkpoint.store import StoreUnavailable
+from keepstep.ports.store import StoreUnavailable
 from tests.support.stores import TroubledStore, committed, fail_at, memory_store, stored_checkpoint
 
 NOW = 1_700_000_000.0

@@ -1,17 +1,9 @@
-"""What the hands of the agent promise: one Protocol per outside thing, with the values and errors that cross it.
-
-What lives here: Protocols, frozen values, the errors a port may raise. What must never enter: an implementation, an
-import of an adapter. Each port has one suite in `tests/conformance`, run on the fake and on the real thing.
-"""
+"""Coordination: what the nodes of a job agree through (etcd; in-process on a single host)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Coordination: what the nodes of a job agree through (etcd; in-process on a single host).
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -159,65 +151,3 @@ class Coordinator(Protocol):
     async def close(self) -> None:
         """Stop watches, threads and connections; leases are left to run out."""
         ...
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Hardware: what the GPUs of this host say about themselves.
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class GpuSample:
-    """One GPU at one poll; None where the device or its driver does not tell."""
-
-    uuid: str
-    index: int
-    lost: bool = False
-    """The driver has lost the device: nothing else is known then."""
-    temperature_c: float | None = None
-    power_w: float | None = None
-    memory_used_bytes: int | None = None
-    ecc_corrected: int | None = None
-    """Errors since the driver was loaded."""
-    ecc_uncorrected: int | None = None
-    remap_failed: bool | None = None
-    """A row that should have been remapped could not be: the device wants replacing."""
-    throttle: tuple[str, ...] = ()
-    """Why the clocks are held down, by name; empty at full speed and when idle."""
-    xids: tuple[int, ...] = ()
-    """Xid errors since the poll before, oldest first."""
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Telemetry: where measurements go.
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class MetricsSink(Protocol):
-    """What an agent counts and observes. Calls never wait; labels come from closed sets."""
-
-    def step(self, step: int) -> None: ...
-
-    def durable_step(self, step: int) -> None: ...
-
-    def generation(self, number: int) -> None: ...
-
-    def lost_steps(self, count: int) -> None: ...
-
-    def restart(self, cause: str) -> None: ...
-
-    def recovery(self, phase: str, seconds: float) -> None: ...
-
-    def snapshot(self, seconds: float) -> None: ...
-
-    def commit(self, seconds: float) -> None: ...
-
-    def step_split(self, rank: int, *, own_work_s: float, wait_s: float, data_wait_s: float) -> None: ...
-
-    def forget_ranks(self) -> None: ...
-
-    def journal_dropped(self, count: int) -> None: ...
-
-    def store_available(self, available: bool) -> None: ...
-
-    def replica_divergence(self) -> None: ...

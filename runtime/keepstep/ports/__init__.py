@@ -1,0 +1,66 @@
+"""What the hands of the agent promise: one Protocol per outside thing, with the values and errors that cross it.
+
+What lives here: Protocols, frozen values, the errors a port may raise. What must never enter: an implementation, an
+import of an adapter. Each port has one suite in `tests/conformance`, run on the fake and on the real thing. Start
+reading at `coordination.py` and `store.py`.
+"""
+
+from __future__ import annotations
+
+from keepstep.ports.coordination import (
+    Coordinator,
+    CoordinatorRefused,
+    CoordinatorUnavailable,
+    KeyEvent,
+    KeyValue,
+    KeyWatch,
+    LeaseGone,
+    WatchLost,
+)
+from keepstep.ports.hardware import (
+    GpuSample,
+)
+from keepstep.ports.processes import (
+    Keeper,
+    KeptDescriptor,
+)
+from keepstep.ports.store import (
+    ChecksumMismatch,
+    Chunks,
+    Conflict,
+    NotFound,
+    ObjectStat,
+    ObjectStore,
+    PreconditionFailed,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
+from keepstep.ports.telemetry import (
+    MetricsSink,
+)
+
+__all__ = [
+    "ChecksumMismatch",
+    "Chunks",
+    "Conflict",
+    "Coordinator",
+    "CoordinatorRefused",
+    "CoordinatorUnavailable",
+    "GpuSample",
+    "Keeper",
+    "KeptDescriptor",
+    "KeyEvent",
+    "KeyValue",
+    "KeyWatch",
+    "LeaseGone",
+    "MetricsSink",
+    "NotFound",
+    "ObjectStat",
+    "ObjectStore",
+    "PreconditionFailed",
+    "StoreError",
+    "StoreRefused",
+    "StoreUnavailable",
+    "WatchLost",
+]
