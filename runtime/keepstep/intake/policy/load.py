@@ -16,7 +16,7 @@ from keepstep.intake.policy.complaints import complain, unknown_key
 from keepstep.intake.policy.knobs import knobs, section_at
 from keepstep.intake.policy.origins import Origin, Origins, dotted
 from keepstep.intake.policy.presets import preset_names, read_preset
-from keepstep.intake.policy.yaml_text import TEXT_BYTES_MAX, YamlText, parse_yaml
+from keepstep.intake.policy.yaml_text import TEXT_BYTES_MAX, YamlText, parse_setting, parse_yaml
 
 VERSION = 1
 SET = "--set"
@@ -102,7 +102,7 @@ def _set(item: str, values: dict[str, Any], origins: Origins) -> None:
             raise unknown_key(place, Origins(SET))
         below = ", ".join(knob.name for knob in knobs() if knob.path[: len(place)] == place)
         raise ConfigError("found a section", f"one of its knobs: {below}", file=SET, key=dotted(place))
-    parsed = parse_yaml(text, SET)
+    parsed = parse_setting(text, SET)
     here = values
     for part in place[:-1]:
         below_here = here.get(part)

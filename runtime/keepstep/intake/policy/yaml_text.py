@@ -47,6 +47,17 @@ def parse_yaml(text: str, file: str) -> YamlText:
     return _Reader(file).read(text)
 
 
+def parse_setting(text: str, file: str) -> YamlText:
+    """Parse what stands behind `KNOB=`: a list, a mapping or a quoted text as YAML, and a word as it is.
+
+    Raises:
+        ConfigError: a list or mapping is malformed.
+    """
+    if text.lstrip()[:1] in ("[", "{", '"', "'"):
+        return parse_yaml(text, file)
+    return YamlText(_resolve(text.strip()), {}, {(): text.strip()})
+
+
 class _Reader:
     """One text's events, read as they come: what is refused is refused before the rest is looked at."""
 
