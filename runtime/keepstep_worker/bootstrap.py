@@ -32,6 +32,12 @@ _INSTRUMENTED = {
     "tf_keras.src.engine.training": "keepstep_worker.tfkeras",
     "keras.src.engine.training": "keepstep_worker.tfkeras",  # Keras 2.13 to 2.15
     "keras.engine.training": "keepstep_worker.tfkeras",  # Keras 2.12
+    "keras.src.optimizers.base_optimizer": "keepstep_worker.probe",
+    "tf_keras.src.optimizers.optimizer": "keepstep_worker.probe",
+    "tf_keras.src.optimizers.legacy.optimizer_v2": "keepstep_worker.probe",
+    "keras.src.optimizers.optimizer": "keepstep_worker.probe",  # Keras 2.13 to 2.15; in Keras 3 it has nothing to wrap
+    "keras.src.optimizers.legacy.optimizer_v2": "keepstep_worker.probe",
+    "keras.optimizers.optimizer": "keepstep_worker.probe",  # Keras 2.12
 }
 
 

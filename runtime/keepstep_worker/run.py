@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 from collections.abc import Iterator
 from typing import Any
 
-from keepstep_worker import codec
+from keepstep_worker import codec, fit_state
 from keepstep_worker import variables as state
 from keepstep_worker.dataset import Dataset, Shard
 from keepstep_worker.session import RestoreError, Session, StepTimes
@@ -147,7 +146,7 @@ class Run:
 
     def _collect(self) -> list[Tensor]:
         blobs = [self._blobs.tensor(key, codec.dumps(thing.state())) for key, thing in self._stateful.items()]
-        return [*self._tensors, *blobs, self._blobs.tensor(_RANDOM_KEY, codec.dumps(_random_state()))]
+        return [*self._tensors, *blobs, self._blobs.tensor(_RANDOM_KEY, codec.dumps(fit_state.random_state()))]
 
     def _restore(self, session: Session, named: list[state.Named]) -> None:
         view = session.restored()
@@ -156,7 +155,7 @@ class Run:
         state.assign(view, named, [*self._stateful, _RANDOM_KEY])
         for key, thing in self._stateful.items():
             thing.set_state(_load(view, key))
-        _set_random_state(_load(view, _RANDOM_KEY))
+        fit_state.restore_random_state(_load(view, _RANDOM_KEY))
         self.step = view.step
         session.restoration_done(view.step)
 
@@ -193,16 +192,3 @@ def _build_optimizer(optimizer: Any, trainable: list[Any]) -> None:
         else:  # tf_keras.optimizers.legacy
             _ = optimizer.iterations
             optimizer._create_all_weights(trainable)
-
-
-def _random_state() -> dict[str, Any]:
-    import numpy
-
-    return {"python": random.getstate(), "numpy": numpy.random.get_state()}
-
-
-def _set_random_state(saved: dict[str, Any]) -> None:
-    import numpy
-
-    random.setstate(saved["python"])
-    numpy.random.set_state(saved["numpy"])

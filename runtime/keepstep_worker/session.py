@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from keepstep_worker import identity as identities
+from keepstep_worker import probe
 from keepstep_worker import wire as wires
 from keepstep_worker.channel import Channel, ChannelClosed
 from keepstep_worker.identity import Identity
@@ -160,13 +161,15 @@ class Session:
 
         Args:
             step: the step, counted from 1; of several executed in one go, the last.
-            times: what was measured; start and end are filled in where they are 0.
+            times: what was measured; what is 0 is filled in, gradients only where a probe has seen them.
         """
+        end_ns = times.end_ns or time.monotonic_ns()
+        start_ns = times.start_ns or self.start_ns
+        gradients_ns = times.gradients_ready_ns or probe.gradients_ready_ns(start_ns)
         previous, self.completed_step = self.completed_step, step
         self._ring_sequence += 1
         self._wire.append(StepRecord(
-            self._ring_sequence, step, times.start_ns or self.start_ns, times.data_ready_ns,
-            times.gradients_ready_ns, times.end_ns or time.monotonic_ns(),
+            self._ring_sequence, step, start_ns, times.data_ready_ns, gradients_ns, end_ns,
         ))  # fmt: skip
         self._publish()
         orders = self._orders()

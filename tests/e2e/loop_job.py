@@ -1,6 +1,7 @@
 """A custom loop with Keras 3 (or tf_keras), dropout, BatchNorm and Adam: `loop_job.py LAST_STEP OUT [OPTION...]`.
 
-Options: `die=STEP` ends this process in the middle of that step; `legacy` takes tf_keras.
+Options: `die=STEP` ends this process in the middle of that step; `legacy` takes tf_keras;
+`jit` has XLA compile the step; `loose` leaves op determinism off; `slow=RANK` adds own work to that rank's steps.
 """
 
 from __future__ import annotations
@@ -44,12 +45,15 @@ def digest(values: Any) -> str:
 def main() -> None:
     last_step, out = int(sys.argv[1]), sys.argv[2]
     die = next((int(option[4:]) for option in sys.argv if option.startswith("die=")), 0)
+    run = keepstep.join()
+    slow_rounds = 20 if f"slow={run.rank}" in sys.argv else 0
     strategy = (
         tf.distribute.MultiWorkerMirroredStrategy() if os.environ.get("TF_CONFIG") else tf.distribute.get_strategy()
     )
     keras = tf.keras
     keras.utils.set_random_seed(11)
-    tf.config.experimental.enable_op_determinism()
+    if "loose" not in sys.argv:
+        tf.config.experimental.enable_op_determinism()
     generator = np.random.Generator(np.random.Philox(5))
     x = generator.normal(size=(SAMPLES, FEATURES)).astype("float32")
     y = (x @ generator.normal(size=(FEATURES, 3))).argmax(axis=1).astype("int32")
@@ -61,10 +65,14 @@ def main() -> None:
             from_logits=True, reduction="none" if "legacy" in sys.argv else None
         )
 
-    @tf.function
+    heavy = tf.zeros((600, 600))
+
+    @tf.function(jit_compile="jit" in sys.argv)
     def train_step(batch: Any) -> Any:
         def replica(inputs: Any, labels: Any) -> Any:
             with tf.GradientTape() as tape:
+                for _ in range(slow_rounds):
+                    inputs = inputs + 0.0 * tf.linalg.matmul(heavy, heavy)[0, 0]
                 logits = model(inputs + noise.normal(tf.shape(inputs)) * 0.01, training=True)
                 loss = tf.reduce_sum(loss_of(labels, logits)) / BATCH
             gradients = tape.gradient(loss, model.trainable_variables)
@@ -73,7 +81,6 @@ def main() -> None:
 
         return strategy.run(replica, args=batch)
 
-    run = keepstep.join()
     data = run.dataset((x, y), global_batch=BATCH, seed=7, strategy=strategy)
     run.track(model=model, optimizer=optimizer, data=data, noise=noise)
     drawn = []

@@ -8,11 +8,13 @@ import os
 import socket
 import subprocess
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 from keepstep_worker.slab import parse
+from keepstep_worker.wire import StepRecord
 from tests.support.fake_agent import FakeAgent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,3 +155,35 @@ def test_without_an_agent_it_is_plain_tensorflow(tmp_path):
     plain, _ = train(tmp_path, 5)
     assert (plain[0]["rank"], plain[0]["world_size"], plain[0]["generation"]) == (0, 1, 0)
     assert [drawn[0] for drawn in plain[0]["drawn"]] == [1, 2, 3, 4, 5]
+
+
+def test_own_work_tells_the_slow_rank_from_the_one_that_waits(tmp_path, agents):
+    train(tmp_path, 12, "loose", "slow=1", agents=agents, hosts=2)
+    own, waiting = [], []
+    for agent in agents:
+        records = steps_of(agent, 12)
+        own.append(median(record.gradients_ready_ns - record.data_ready_ns for record in records[2:]))
+        waiting.append(median(record.end_ns - record.gradients_ready_ns for record in records[2:]))
+    assert own[1] > own[0]
+    assert waiting[1] < waiting[0]
+
+
+def steps_of(agent: FakeAgent, last_step: int) -> list[StepRecord]:
+    """All step records, each with its times in order."""
+    records, lost = agent.wire.read_since(0)
+    assert ([record.step for record in records], lost) == (list(range(1, last_step + 1)), 0)
+    for record in records:
+        assert record.start_ns < record.data_ready_ns < record.gradients_ready_ns <= record.end_ns
+    return records
+
+
+def test_own_work_is_measured_with_tf_keras_too(tmp_path, agents):
+    train(tmp_path, 3, "legacy", "loose", agents=agents[:1])
+    steps_of(agents[0], 3)
+
+
+@pytest.mark.parametrize("option", ["jit", "deterministic"])
+def test_where_time_can_not_be_taken_gradients_are_not_measured_and_nothing_breaks(tmp_path, agents, option):
+    train(tmp_path, 3, option, *(["loose"] if option == "jit" else []), agents=agents[:1])
+    records, _ = agents[0].wire.read_since(0)
+    assert [(record.step, record.gradients_ready_ns) for record in records] == [(1, 0), (2, 0), (3, 0)]
