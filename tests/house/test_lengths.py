@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from tests.house.source import AGENT, Function, functions, label, python_files
+from tests.house.source import Function, functions, label, python_files
 
 MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 PARAMETERS_MAX = 6
 CORE_LINES_MAX = 2500
+VOCABULARY = {
+    f"{name}.py"
+    for name in ("actions", "causes", "codec", "events", "job", "policy", "quantities", "reasons", "records")
+}
+"""Declarations: what is known, said and wanted. They decide nothing, and grow with every knob and every fact."""
 
 
 def lines(path) -> int:
@@ -46,5 +51,7 @@ def test_no_function_has_too_many_parameters():
 
 def test_the_core_stays_small():
     core = python_files("runtime/keepstep/core")
-    assert (AGENT / "core" / "decide.py") in core
-    assert sum(lines(path) for path in core) <= CORE_LINES_MAX
+    names = {path.name for path in core}
+    assert "decide.py" in names
+    assert names >= VOCABULARY
+    assert sum(lines(path) for path in core if path.name not in VOCABULARY) <= CORE_LINES_MAX

@@ -24,7 +24,7 @@ from keepstep.adapters.processes import LineQueue, standard_sinks
 from keepstep.adapters.prometheus import Metrics
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.app.coordination import Coordination
-from keepstep.app.executor import Executor, seal_event
+from keepstep.app.executor import Executor, Tools, seal_event
 from keepstep.app.gpus import watch_gpus
 from keepstep.app.launching import Launcher, Places
 from keepstep.app.options import TrainOptions, parse_train_options
@@ -175,8 +175,7 @@ class Agent:
         link = WorkerLink(self._init, self._init.state.kept, on_message)
         await link.open()
         sampler = Sampler(link, self._clock, metrics, supervisor.post)
-        launcher = Launcher(job.host, setup.environment, setup.places, link=link, init=self._init, clock=self._clock,
-                            log=self.log)  # fmt: skip
+        launcher = Launcher(job.host, setup.environment, setup.places, link=link, log=self.log)
         coordination = Coordination(coordinator, job.name, self._clock, supervisor.post, self.log)
         storing = Storing(job.name, setup.store, policy, supervisor.post, self.log)
         memo = self._init.state.memo
@@ -184,7 +183,8 @@ class Agent:
         supervisor.post(e.AgentStarted(slabs, seals, int(memo.get("seen_generation", 0))))
         self.log(f"node {job.node_id}, rank table of {len(job.hosts)} hosts, metrics on port {metrics.port}")
         async with asyncio.TaskGroup() as tasks:
-            executor = Executor(supervisor.post, tasks, coordination, storing, launcher, metrics)
+            tools = Tools(coordination, storing, launcher, self._init, metrics, self._clock)
+            executor = Executor(supervisor.post, tasks, tools)
             background = [
                 tasks.create_task(work)
                 for work in (coordination.watch(), storing.run(), sampler.run(), watch_gpus(policy, metrics, self.log))

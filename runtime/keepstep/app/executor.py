@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keepstep.adapters import clock
+from keepstep.adapters.clock import Clock, unix_time
+from keepstep.adapters.init_link import InitLink
 from keepstep.adapters.processes import ExitStatus, ProcessHost, StopTimeout
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.app.coordination import Coordination
@@ -32,22 +34,28 @@ def seal_event(seal: Seal) -> SlabSeal:
     return SlabSeal(seal.slab, seal.step, seal.sequence, seal.size_bytes)
 
 
+@dataclass(frozen=True)
+class Tools:
+    """What the hands work with."""
+
+    coordination: Coordination
+    storing: Storing
+    launcher: Launcher
+    init: InitLink
+    metrics: MetricsSink
+    clock: Clock
+
+
 class Executor:
     """One node's hands."""
 
-    def __init__(
-        self,
-        post: Post,
-        tasks: asyncio.TaskGroup,
-        coordination: Coordination,
-        storing: Storing,
-        launcher: Launcher,
-        metrics: MetricsSink,
-    ) -> None:
+    def __init__(self, post: Post, tasks: asyncio.TaskGroup, tools: Tools) -> None:
         self._post, self._tasks = post, tasks
-        self.coordination, self.storing, self.launcher, self.metrics = coordination, storing, launcher, metrics
-        self.link: WorkerLink = launcher.link
-        self.processes = ProcessHost(self._exited)
+        self._launcher, self._storing, self._metrics = tools.launcher, tools.storing, tools.metrics
+        self._init, self._clock = tools.init, tools.clock
+        self._link: WorkerLink = tools.launcher.link
+        coordination, storing = tools.coordination, tools.storing
+        self._processes = ProcessHost(self._exited)
         self._slab_lane = asyncio.Lock()
         self._perform: dict[type, Callable[[Any], None]] = {
             a.GrantLease: lambda x: self._spawn(coordination.hold_lease(x)),
@@ -55,21 +63,21 @@ class Executor:
             a.Put: lambda x: self._spawn(coordination.put(x)),
             a.StartWorker: self._start,
             a.StopWorker: lambda x: self._spawn(self._stop(x.worker_id)),
-            a.SignalWorker: lambda x: self.processes.signal(x.worker_id, x.signal),
+            a.SignalWorker: lambda x: self._processes.signal(x.worker_id, x.signal),
             a.WriteOrders: self._order,
             a.SampleEntered: self._sample_entered,
             a.AllocateSlabs: lambda x: self._in_slab_lane(self._allocate(x)),
             a.HandSlabs: lambda x: self._in_slab_lane(self._hand(x)),
             a.DropSlabs: lambda x: self._in_slab_lane(self._drop(x)),
-            a.ClearSeal: lambda x: self.link.clear_seal(x.slab),
-            a.VerifySlab: lambda x: self._spawn(storing.verify(x, self.link.descriptor(x.slab))),
-            a.UploadSnapshot: lambda x: self._spawn(storing.upload(x, self.link.descriptor(x.slab))),
+            a.ClearSeal: lambda x: self._link.clear_seal(x.slab),
+            a.VerifySlab: lambda x: self._spawn(storing.verify(x, self._link.descriptor(x.slab))),
+            a.UploadSnapshot: lambda x: self._spawn(storing.upload(x, self._link.descriptor(x.slab))),
             a.CommitCheckpoint: lambda x: self._spawn(storing.commit(x)),
             a.ReadHead: lambda x: self._spawn(storing.read_head(x)),
-            a.FetchSnapshot: lambda x: self._spawn(storing.fetch(x, self.link)),
+            a.FetchSnapshot: lambda x: self._spawn(storing.fetch(x, self._link)),
             a.SweepStore: lambda x: self._spawn(storing.sweep()),
             a.Report: self._report,
-            a.WriteFailure: lambda x: self.launcher.write_failure(x.text),
+            a.WriteFailure: lambda x: self._launcher.write_failure(x.text),
         }
 
     def perform(self, action: a.Action) -> None:
@@ -79,11 +87,11 @@ class Executor:
     async def close(self) -> None:
         """Stop what still runs; the job is over."""
         try:
-            await self.processes.close()
+            await self._processes.close()
         except StopTimeout as error:
-            self.launcher.log(f"{error}")
-        self.link.hang_up()
-        await self.storing.close()
+            self._launcher.log(f"{error}")
+        self._link.hang_up()
+        await self._storing.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.create_task(work)
@@ -101,47 +109,47 @@ class Executor:
 
     def _start(self, action: a.StartWorker) -> None:
         try:
-            process = self.launcher.start(action, self.processes)
+            process = self._launcher.start(action, self._processes)
         except OSError as error:
-            self.link.hang_up()
-            first = FirstError("StartFailed", str(error), clock.unix_time(), 0, False)
-            self._post(e.WorkerExited(action.worker_id, self.launcher.clock.now(), exit_code=127, error=first,
+            self._link.hang_up()
+            first = FirstError("StartFailed", str(error), unix_time(), 0, False)
+            self._post(e.WorkerExited(action.worker_id, self._clock.now(), exit_code=127, error=first,
                                       seals=self._seals()))  # fmt: skip
             return
-        self._spawn(self.launcher.init.group(process.pgid))
+        self._spawn(self._init.group(process.pgid))
         self._post(e.WorkerStarted(action.worker_id, process.pid))
 
     async def _stop(self, worker_id: str) -> None:
         try:
-            await self.processes.stop(worker_id)
+            await self._processes.stop(worker_id)
         except StopTimeout as error:
-            self.launcher.log(f"{error}")
+            self._launcher.log(f"{error}")
 
     def _exited(self, worker_id: str, status: ExitStatus) -> None:
         """A worker is gone: take in what it had still said, and report its end once."""
-        self.link.drain()
-        progress = self.link.progress()
-        pgid = self.launcher.forget(worker_id)
+        self._link.drain()
+        progress = self._link.progress()
+        pgid = self._launcher.forget(worker_id)
         if pgid:
-            self._spawn(self.launcher.init.ungroup(pgid))
+            self._spawn(self._init.ungroup(pgid))
         event = e.WorkerExited(
             worker_id,
-            self.launcher.clock.now(),
+            self._clock.now(),
             exit_code=status.exit_code,
             signal=status.signal,
-            error=read_first_error(self.launcher.error_file(worker_id)),
+            error=read_first_error(self._launcher.error_file(worker_id)),
             entered=progress.entered_step,
             completed=progress.completed_step,
             seals=self._seals(),
         )
-        self.link.hang_up()
+        self._link.hang_up()
         self._post(event)
 
     def _seals(self) -> tuple[SlabSeal, ...]:
-        return tuple(seal_event(seal) for seal in self.link.seals())
+        return tuple(seal_event(seal) for seal in self._link.seals())
 
     def _order(self, action: a.WriteOrders) -> None:
-        self.link.order(
+        self._link.order(
             generation=action.generation,
             hold=int(action.hold),
             drain_step=action.drain_step,
@@ -152,25 +160,25 @@ class Executor:
         )
 
     def _sample_entered(self, action: a.SampleEntered) -> None:
-        self._post(e.EnteredSampled(action.operation, action.worker_id, self.link.progress().entered_step))
+        self._post(e.EnteredSampled(action.operation, action.worker_id, self._link.progress().entered_step))
 
     # --- slabs -------------------------------------------------------------------------------------------------------
 
     async def _allocate(self, action: a.AllocateSlabs) -> None:
         for slab in action.slabs:
-            await self.link.allocate(slab, action.size_bytes)
+            await self._link.allocate(slab, action.size_bytes)
 
     async def _hand(self, action: a.HandSlabs) -> None:
-        self.link.hand(action.worker_id, action.slabs, action.layout)
+        self._link.hand(action.worker_id, action.slabs, action.layout)
 
     async def _drop(self, action: a.DropSlabs) -> None:
         for slab in action.slabs:
-            await self.link.drop(slab)
+            await self._link.drop(slab)
 
     # --- measurements ------------------------------------------------------------------------------------------------
 
     def _report(self, report: a.Report) -> None:
-        metrics, value = self.metrics, report.value
+        metrics, value = self._metrics, report.value
         match report.measure:
             case a.Measure.RESTART:
                 metrics.restart(report.label)

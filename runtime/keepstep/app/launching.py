@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import keepstep_worker
-from keepstep.adapters.clock import Clock
-from keepstep.adapters.init_link import InitLink
 from keepstep.adapters.processes import ProcessHost, WorkerProcess, WorkerSpec
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.core.actions import StartWorker
@@ -39,14 +37,12 @@ class Launcher:
         places: Places,
         *,
         link: WorkerLink,
-        init: InitLink,
-        clock: Clock,
         log: Callable[[str], None],
     ) -> None:
         """Args: environment: the user's whole environment, to which each worker's own is added."""
         self._host, self._environment, self._code_dir = host, dict(environment), places.code
         self._failure_file, self._errors = places.failure_file, places.scratch / "errors"
-        self.link, self.init, self.clock, self.log = link, init, clock, log
+        self.link, self.log = link, log
         self._errors.mkdir(parents=True, exist_ok=True)
         self._guest = make_guest(places.scratch / "guest")
         self._groups: dict[str, int] = {}
