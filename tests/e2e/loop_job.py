@@ -42,6 +42,12 @@ def digest(values: Any) -> str:
     return hashlib.sha256(b"".join(np.ascontiguousarray(value).tobytes() for value in values)).hexdigest()
 
 
+def samples() -> Any:
+    generator = np.random.Generator(np.random.Philox(5))
+    x = generator.normal(size=(SAMPLES, FEATURES)).astype("float32")
+    return x, (x @ generator.normal(size=(FEATURES, 3))).argmax(axis=1).astype("int32")
+
+
 def main() -> None:
     last_step, out = int(sys.argv[1]), sys.argv[2]
     die = next((int(option[4:]) for option in sys.argv if option.startswith("die=")), 0)
@@ -54,9 +60,6 @@ def main() -> None:
     keras.utils.set_random_seed(11)
     if "loose" not in sys.argv:
         tf.config.experimental.enable_op_determinism()
-    generator = np.random.Generator(np.random.Philox(5))
-    x = generator.normal(size=(SAMPLES, FEATURES)).astype("float32")
-    y = (x @ generator.normal(size=(FEATURES, 3))).argmax(axis=1).astype("int32")
     with strategy.scope():
         model = build(keras)
         optimizer = keras.optimizers.Adam(1e-2)
@@ -81,7 +84,7 @@ def main() -> None:
 
         return strategy.run(replica, args=batch)
 
-    data = run.dataset((x, y), global_batch=BATCH, seed=7, strategy=strategy)
+    data = run.dataset(samples(), global_batch=BATCH, seed=7, strategy=strategy)
     run.track(model=model, optimizer=optimizer, data=data, noise=noise)
     drawn = []
     for step in run.steps(last_step):
