@@ -1,0 +1,75 @@
+"""Keras 3 `fit` on any number of hosts, as a user writes it: `fit.py --out FOLDER [--epochs N] [--pause SECONDS]`.
+
+Dropout, BatchNorm and Adam, unshuffled data, all seeded and deterministic. Writes this rank's final variables to
+FOLDER/RANK.npz.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+sys.path.insert(0, str(Path(__file__).parent))
+from common import build_model, final_variables, make_data
+
+BATCH, TRAIN, HELD_OUT = 16, 192, 64  # 12 steps in an epoch
+
+
+class Pace(keras.callbacks.Callback):
+    """Makes each step and each validation batch take longer."""
+
+    def __init__(self, pause_s: float) -> None:
+        super().__init__()
+        self.pause_s = pause_s
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        time.sleep(self.pause_s)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        time.sleep(self.pause_s)
+
+
+def batches(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=True).with_options(options)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=7)
+    parser.add_argument("--pause", type=float, default=0.02)
+    args = parser.parse_args()
+    several = bool(os.environ.get("TF_CONFIG"))
+    rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if several else 0
+    strategy = tf.distribute.MultiWorkerMirroredStrategy() if several else tf.distribute.get_strategy()
+    keras.utils.set_random_seed(11)
+    tf.config.experimental.enable_op_determinism()
+    x, y = make_data(TRAIN + HELD_OUT)
+    with strategy.scope():
+        model = build_model()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["accuracy"])
+    history = model.fit(
+        batches(x[:TRAIN], y[:TRAIN]),
+        epochs=args.epochs,
+        validation_data=batches(x[TRAIN:], y[TRAIN:]),
+        callbacks=[Pace(args.pause)],
+        verbose=2,
+    )
+    results = {f"history/{name}": np.array(values) for name, values in history.history.items()}
+    np.savez(args.out / f"{rank}.npz", **results, **final_variables(model, model.optimizer))
+
+
+if __name__ == "__main__":
+    main()

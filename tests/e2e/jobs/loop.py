@@ -1,0 +1,65 @@
+"""A custom loop on any number of hosts: `loop.py --out FOLDER [--steps N] [--pause SECONDS]`.
+
+Dropout, BatchNorm and Adam, all seeded and deterministic. Writes this rank's final variables to FOLDER/RANK.npz.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keepstep_worker as keepstep
+
+sys.path.insert(0, str(Path(__file__).parent))
+from common import FEATURES, build_model, final_variables, make_data
+
+BATCH = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--pause", type=float, default=0.02, help="seconds that each step takes longer")
+    args = parser.parse_args()
+    several = bool(os.environ.get("TF_CONFIG"))
+    strategy = tf.distribute.MultiWorkerMirroredStrategy() if several else tf.distribute.get_strategy()
+    keras.utils.set_random_seed(11)
+    tf.config.experimental.enable_op_determinism()
+    with strategy.scope():
+        model = build_model()
+        model.build((None, FEATURES))
+        optimizer = keras.optimizers.Adam(1e-2)
+        optimizer.build(model.trainable_variables)
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+
+    @tf.function
+    def train_step(batch: Any) -> Any:
+        def replica(inputs: Any, labels: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(loss_of(labels, model(inputs, training=True))) / BATCH
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        return strategy.run(replica, args=batch)
+
+    run = keepstep.join()
+    data = run.dataset(make_data(150), global_batch=BATCH, seed=7, strategy=strategy)
+    run.track(model=model, optimizer=optimizer, data=data)
+    for _ in run.steps(args.steps):
+        train_step(next(data))
+        time.sleep(args.pause)
+    np.savez(args.out / f"{run.rank}.npz", position=np.array(data.position), **final_variables(model, optimizer))
+
+
+if __name__ == "__main__":
+    main()

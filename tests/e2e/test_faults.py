@@ -1,0 +1,106 @@
+"""Whatever dies in the middle of a training, it reaches its last step with the bits of the training that was left alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.etcd import EtcdServer
+from tests.support.local_run import LocalRun, differences
+from tests.support.proxy import TcpProxy
+
+SCRIPTS = {"loop.py": ("80", "--steps=80"), "fit.py": ("72", "--epochs=6")}
+SNAPSHOTS = ("--set", "checkpoint.snapshot_every=4 steps")
+CUT_S = 2.0
+
+FAULTS = {
+    "worker 0": ["kill:0@30"],
+    "worker 1": ["kill:1@30"],
+    "both workers": ["kill:0@30", "kill:1@30"],
+    "agent": ["kill-agent:1@30"],
+    "uploader": ["kill-uploader:0@30"],
+    "host": ["kill-host:1@30"],
+    "host with etcd": ["kill-host:0@30"],
+}
+KEEPS_TRAINING = {"uploader"}
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+Results = dict[str, dict[str, bytes]]
+
+
+@pytest.fixture(scope="module", params=list(SCRIPTS))
+def script(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def undisturbed(script: str, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What each rank ends with where nothing happens."""
+    with run_of(tmp_path_factory.mktemp("undisturbed"), script) as run:
+        assert run.wait() == 0, run.told()
+        assert run.summary()["restarts"] == 0, run.told()
+    results = run.results()
+    assert list(results) == ["0.npz", "1.npz"]
+    one, other = results["0.npz"], results["1.npz"]
+    same = {name for name in one if name.startswith(("trainable/", "optimizer/"))}
+    assert len(same) > 10
+    assert all(one[name] == other[name] for name in same)
+    assert any(one[name] != other[name] for name in one if name.startswith("other/"))  # BatchNorm's are each rank's own
+    return results
+
+
+def run_of(folder: Path, script: str, *options: str) -> LocalRun:
+    return LocalRun(folder / "run", script, SCRIPTS[script][1:], (*SNAPSHOTS, *options))
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_a_death_costs_steps_and_no_bit(fault: str, script: str, undisturbed: Results, tmp_path: Path) -> None:
+    options = [word for each in FAULTS[fault] for word in ("--fault", each)]
+    with run_of(tmp_path, script, *options) as run:
+        assert run.wait() == 0, run.told()
+        assert run.left() == []
+    summary = run.summary()
+    assert [entry["fault"] for entry in summary["faults"]] == FAULTS[fault], run.told()
+    assert summary["steps"] == summary["durable_step"] == int(SCRIPTS[script][0])
+    if fault in KEEPS_TRAINING:
+        assert summary["restarts"] == 0, run.told()
+    else:
+        assert summary["restarts"] >= 1, run.told()
+        assert any("on from step" in run.log(host) or "restored" in run.log(host) for host in run.names)
+    assert differences(run.results(), undisturbed) == []
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    folder = tmp_path / "etcd"
+    folder.mkdir()
+    with EtcdServer(folder) as server:
+        yield server
+
+
+@pytest.mark.parametrize("how", ["cut", "freeze"])
+def test_two_seconds_without_etcd_restart_nothing(
+    how: str, script: str, undisturbed: Results, etcd: EtcdServer, tmp_path: Path
+) -> None:
+    """Each connection is reset and new ones are refused, or nothing passes any more."""
+    with TcpProxy("127.0.0.1", etcd.port) as proxy:
+        elsewhere = ("--set", f"coordination.endpoints=[{proxy.endpoint}]", "--set", "coordination.lease=5s")
+        with run_of(tmp_path, script, *elsewhere) as run:
+            run.wait_for(lambda: run.completed() >= 20, "step 20")
+            getattr(proxy, how)()
+            threading.Event().wait(CUT_S)  # how long the fault lasts, not a wait for anything
+            proxy.restore()
+            connections = proxy.accepted
+            assert run.wait() == 0, run.told()
+    summary = run.summary()
+    assert summary["restarts"] == 0, run.told()
+    assert summary["generations"] == 1, run.told()
+    if how == "cut":
+        assert proxy.accepted >= connections  # the agents came back
+        assert "watch lost" in run.log("algo-1") or "watch lost" in run.log("algo-2"), run.told()
+    assert differences(run.results(), undisturbed) == []
