@@ -15,11 +15,13 @@ from keepstep.intake.contract.hyperparameters import framework_parameters, is_tr
 from keepstep.intake.contract.resources import instance_groups
 from keepstep.intake.contract.strategy import count_gpus
 from keepstep.intake.contract.values import Contract
+from keepstep.intake.files import show
 
 VARIABLE_BYTES_MAX = 131_071
 """Linux takes no longer string, name and = included, in a process's environment."""
 _LOG_LEVEL = 20
 _INTERNAL = ("KEEPSTEP_INIT_FD", "KEEPSTEP_INIT_STATE")
+_DISTRIBUTION_GROUPS = "sagemaker_distribution_instance_groups"
 _DISTRIBUTIONS = (
     "sagemaker_mpi_enabled",
     "sagemaker_parameter_server_enabled",
@@ -116,9 +118,7 @@ def _properties(contract: Contract, environ: Mapping[str, str]) -> dict[str, Any
     groups = instance_groups(config)
     group = config.get("current_group_name") or "homogeneousCluster"
     by_name = {str(each["instance_group_name"]): each for each in groups}
-    distributed = given.get("sagemaker_distribution_instance_groups")
-    if distributed is None:
-        distributed = [group] if any(is_true(given.get(key)) for key in _DISTRIBUTIONS) else []
+    distributed = _distribution_groups(given, group)
     hosts = list(config["hosts"])
     entry = contract.entry
     return {
@@ -161,6 +161,16 @@ def _properties(contract: Contract, environ: Mapping[str, str]) -> dict[str, Any
         "topology": config.get("topology"),
         "user_entry_point": entry,
     }
+
+
+def _distribution_groups(given: Mapping[str, Any], own: str) -> list[str]:
+    named = given.get(_DISTRIBUTION_GROUPS)
+    if named is None:
+        return [own] if any(is_true(given.get(key)) for key in _DISTRIBUTIONS) else []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        where = "hyperparameters.json"
+        raise ConfigError(f"found {show(named)}", "a list of instance groups", file=where, key=_DISTRIBUTION_GROUPS)
+    return named
 
 
 def _text(value: object) -> str:

@@ -39,11 +39,8 @@ def parse_hyperparameters(document: Document) -> dict[str, Any]:
     for key, raw in document.values.items():
         if not key or "=" in key:
             raise document.error(key, f"found the name {key!r}", "a name without =, not empty")
-        if not _can_be_given(key) or not _can_be_given(raw):
-            raise document.error(key, "found a NUL or half a surrogate pair", "text that a process can be given")
         value = decode(raw)
-        if not _can_be_given(value):
-            raise document.error(key, "found a NUL or half a surrogate pair", "text that a process can be given")
+        document.check(key, value)
         decoded[key] = value
     return decoded
 
@@ -93,11 +90,3 @@ def _argument(value: object) -> str:
     if isinstance(value, dict):
         return ",".join(f"{key}={value[key]}" for key in sorted(value))
     return str(value)
-
-
-def _can_be_given(value: object) -> bool:
-    if isinstance(value, str):
-        return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
-    if isinstance(value, dict):
-        return all(_can_be_given(key) and _can_be_given(part) for key, part in value.items())
-    return all(map(_can_be_given, value)) if isinstance(value, list) else True

@@ -14,10 +14,11 @@ from keepstep.intake.contract.hyperparameters import parse_hyperparameters
 from keepstep.intake.contract.resources import Resources, parse_resources, single_host
 from keepstep.intake.contract.script import find_script
 from keepstep.intake.contract.values import Contract, ContractOptions, Paths
-from keepstep.intake.files import show
+from keepstep.intake.files import can_be_given, printable, show
 
 JOB_VARIABLE = "TRAINING_JOB_NAME"
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_VARIABLES = (JOB_VARIABLE, "KEEPSTEP_JOB_NAME", "KEEPSTEP_POLICY", "KEEPSTEP_STORE", "SAGEMAKER_PROGRAM")
 _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -31,6 +32,7 @@ def load_contract(base_dir: Path, environ: Mapping[str, str], options: ContractO
         ConfigError: something can not be used; exit code 78.
     """
     options = options or ContractOptions()
+    _check_words(options, environ)
     paths = Paths(base_dir.absolute())
     hyperparameters = _read_hyperparameters(paths)
     resources = _read_resources(paths, environ, options)
@@ -55,6 +57,19 @@ def load_contract(base_dir: Path, environ: Mapping[str, str], options: ContractO
     )
 
 
+def _check_words(options: ContractOptions, environ: Mapping[str, str]) -> None:
+    """What is not UTF-8 comes from the command line and the environment as halves of surrogate pairs."""
+    words = [("SCRIPT", options.script), *(("ARGS", word) for word in options.arguments)]
+    words += [
+        ("--policy", options.policy),
+        ("--store", options.store),
+        *((key, environ.get(key)) for key in _VARIABLES),
+    ]
+    for key, word in words:
+        if not can_be_given(word):
+            raise ConfigError(f"found {show(word)}", "text in UTF-8, without NUL", key=key)
+
+
 def _read_hyperparameters(paths: Paths) -> dict[str, Any]:
     document = read_document(paths.input_config / "hyperparameters.json")
     return {} if document is None else parse_hyperparameters(document)
@@ -69,7 +84,7 @@ def _read_resources(paths: Paths, environ: Mapping[str, str], options: ContractO
         raise ConfigError(
             "the file is missing",
             "the platform's description of the hosts",
-            file=str(file),
+            file=printable(str(file)),
             hint="outside of SageMaker, name the script on the command line: keepstep train SCRIPT [ARGS...]",
         )
     return single_host()
@@ -108,7 +123,7 @@ def _policy_source(
         ("keepstep_policy", hyperparameters.get("keepstep_policy")),
     )
     key, source = _first(sources, ("", "default"))
-    if not isinstance(source, str) or not source or "\0" in source:
+    if not isinstance(source, str) or not source:
         raise ConfigError(f"found {show(source)}", "a preset's name or a YAML file", key=key)
     beside = code_dir / source
     if source.endswith((".yaml", ".yml")) and not Path(source).exists() and beside.is_file():

@@ -14,6 +14,11 @@ from keepstep.intake.files import show
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 LOCALHOST = "localhost"
 DEFAULT_INTERFACE = "eth0"
+_NAMES = {
+    "network_interface_name": DEFAULT_INTERFACE,
+    "current_group_name": "homogeneousCluster",
+    "current_instance_type": "ml.p4d.24xlarge",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +59,10 @@ def parse_resources(document: Document) -> Resources:
         raise document.error("current_host", found, "this host's name")
     if current not in hosts:
         raise document.error("current_host", f"found {show(current)}", f"one of the hosts: {', '.join(hosts[:8])}")
+    for key, example in _NAMES.items():
+        if not isinstance(values.get(key), str | None):
+            raise document.error(key, f"found {show(values[key])}", f"a name such as {example}")
     interface = values.get("network_interface_name")
-    if interface is not None and not isinstance(interface, str):
-        raise document.error("network_interface_name", f"found {show(interface)}", "a name such as eth0")
     _check_groups(document, hosts)
     return Resources(str(current), in_natural_order(tuple(hosts)), interface or DEFAULT_INTERFACE, values)
 

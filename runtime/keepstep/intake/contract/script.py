@@ -11,7 +11,7 @@ from typing import Any
 from keepstep.errors import ConfigError
 from keepstep.intake.contract.hyperparameters import to_arguments, users_own
 from keepstep.intake.contract.values import ContractOptions, Paths
-from keepstep.intake.files import show
+from keepstep.intake.files import printable, show
 
 WANTED = "a Python script that can be read"
 _NO_SCRIPT_HINT = "name it on the command line (keepstep train SCRIPT [ARGS...]) or as hyperparameter sagemaker_program"
@@ -56,8 +56,6 @@ def find_script(
 
 def _locate(entry: str, folders: list[Path], where: str, key: str, submitted: object = None) -> tuple[Path, Path]:
     """Absolute path of a script, and the folder that it was found from."""
-    if "\0" in entry:
-        raise ConfigError("found a NUL in the name", WANTED, file=where, key=key)
     candidates = [(folder / entry, folder) for folder in folders]
     if os.path.isabs(entry):
         candidates = [(Path(entry), next((f for f in folders if Path(entry).is_relative_to(f)), Path(entry).parent))]
@@ -67,20 +65,21 @@ def _locate(entry: str, folders: list[Path], where: str, key: str, submitted: ob
                 _check_script(path, where, key)
                 return path.absolute(), folder.absolute()
         except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}", WANTED, file=where, key=key) from None
-    looked = ", ".join(str(folder) for _, folder in candidates)
+            raise ConfigError(f"{printable(str(path))}: {error.strerror}", WANTED, file=where, key=key) from None
+    looked = ", ".join(printable(str(folder)) for _, folder in candidates)
     hint = None
     if isinstance(submitted, str) and submitted.startswith("s3://"):
-        hint = f"the code lies in {submitted}: give it as an input channel named code, unpacked"
-    raise ConfigError(f"{entry} is not there (looked in {looked})", WANTED, file=where, key=key, hint=hint)
+        hint = f"the code lies in {printable(submitted)}: give it as an input channel named code, unpacked"
+    raise ConfigError(f"{printable(entry)} is not there (looked in {looked})", WANTED, file=where, key=key, hint=hint)
 
 
 def _check_script(path: Path, where: str, key: str) -> None:
+    name = printable(str(path))
     if path.is_dir():
-        raise ConfigError(f"{path} is a directory", WANTED, file=where, key=key)
+        raise ConfigError(f"{name} is a directory", WANTED, file=where, key=key)
     if not path.is_file():
-        raise ConfigError(f"{path} is no plain file", WANTED, file=where, key=key)
+        raise ConfigError(f"{name} is no plain file", WANTED, file=where, key=key)
     if path.suffix == ".sh":
-        raise ConfigError(f"{path} is a shell script", WANTED, file=where, key=key)
+        raise ConfigError(f"{name} is a shell script", WANTED, file=where, key=key)
     with path.open("rb"):
         return

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from keepstep.core.policy import Contradiction, FailureRule
 from keepstep.errors import ConfigError
-from keepstep.intake.files import show
+from keepstep.intake.files import printable, show
 from keepstep.intake.policy.knobs import knobs, section_at
 from keepstep.intake.policy.origins import Origins, Place, dotted
 
@@ -74,7 +74,7 @@ def _complaint(
     elif kind == "missing":
         found, wanted = "the key is missing", "each rule with cause and respond"
     else:
-        found = f"found {origins.shown(place) or show(_value_at(values, place))}"
+        found = f"found {printable(origins.shown(place)) or show(_value_at(values, place))}"
         wanted = _wanted(place, details)
     origin = origins.of(place)
     return ConfigError(found, wanted, file=origin.file, line=origin.line, key=dotted(place), hint=more or None)

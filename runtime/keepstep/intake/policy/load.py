@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from keepstep.core.policy import Policy
 from keepstep.errors import ConfigError
-from keepstep.intake.files import read_text, show
+from keepstep.intake.files import can_be_given, printable, read_text, show
 from keepstep.intake.policy.complaints import complain, unknown_key
 from keepstep.intake.policy.knobs import knobs, section_at
 from keepstep.intake.policy.origins import Origin, Origins, dotted
@@ -63,8 +63,8 @@ def load_sourced_policy(source: str | Path = "default", sets: Sequence[str] = ()
 
 def _read_source(source: str | Path) -> tuple[str, str]:
     """The name to show and the text. A word is a preset's name, and a file's only where no preset has it."""
-    name = str(source)
-    preset = read_preset(name) if isinstance(source, str) else None
+    name = printable(str(source))
+    preset = read_preset(source) if isinstance(source, str) else None
     if preset is not None:
         return f"preset {name}", preset
     text = read_text(Path(source), TEXT_BYTES_MAX, "a policy in YAML")
@@ -94,14 +94,10 @@ def _check_version(values: dict[str, Any], origins: Origins) -> None:
 
 def _set(item: str, values: dict[str, Any], origins: Origins) -> None:
     name, separator, text = item.partition("=")
-    if not separator or not name.strip():
+    if not separator or not name.strip() or not can_be_given(item):
         raise ConfigError(f"found {show(item)}", "KNOB=VALUE, as checkpoint.every=2min", file=SET)
     place = tuple(name.strip().split("."))
-    if all(knob.path != place for knob in knobs()):
-        if section_at(place) is None:
-            raise unknown_key(place, Origins(SET))
-        below = ", ".join(knob.name for knob in knobs() if knob.path[: len(place)] == place)
-        raise ConfigError("found a section", f"one of its knobs: {below}", file=SET, key=dotted(place))
+    _check_knob(place)
     parsed = parse_setting(text, SET)
     here = values
     for part in place[:-1]:
@@ -111,6 +107,18 @@ def _set(item: str, values: dict[str, Any], origins: Origins) -> None:
         here = below_here
     here[place[-1]] = parsed.value
     origins.note(place, Origin(SET), parsed.shown.get(()))
+
+
+def _check_knob(place: tuple[str, ...]) -> None:
+    if any(knob.path == place for knob in knobs()):
+        return
+    above = next((knob.name for knob in knobs() if knob.path == place[: len(knob.path)]), None)
+    if above is not None:
+        raise ConfigError("found a part of a knob", f"the whole of {above}", file=SET, key=dotted(place))
+    if section_at(place) is None:
+        raise unknown_key(place, Origins(SET))
+    below = ", ".join(knob.name for knob in knobs() if knob.path[: len(place)] == place)
+    raise ConfigError("found a section", f"one of its knobs: {below}", file=SET, key=dotted(place))
 
 
 def _open_empty_sections(values: dict[str, Any], above: tuple[str, ...] = ()) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from keepstep.intake.files import printable
+
 Place = tuple[str | int, ...]
 """A path from the root: names of keys, numbers of list entries."""
 
@@ -11,7 +13,7 @@ Place = tuple[str | int, ...]
 def dotted(place: Place) -> str:
     """A place as people write it: `failures[2].cause`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    return text.removeprefix(".")
+    return printable(text.removeprefix("."))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from keepstep.errors import ConfigError
+from keepstep.intake.files import can_be_given, printable
 from keepstep.intake.policy.origins import Place, dotted
 
 TEXT_BYTES_MAX = 256 * 1024
@@ -85,7 +86,9 @@ class _Reader:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             at = None if mark is None else min(mark.line, text.count("\n")) + 1
-            raise ConfigError(f"malformed YAML: {_reason(error, text)}", _WANTED, file=self._file, line=at) from None
+            raise ConfigError(
+                f"malformed YAML: {printable(_reason(error, text))}", _WANTED, file=self._file, line=at
+            ) from None
         return YamlText(value, self._lines, self._shown)
 
     def _value(self, event: yaml.Event, place: Place) -> object:
@@ -99,7 +102,7 @@ class _Reader:
             return self._sequence(place)
         if not isinstance(event, yaml.ScalarEvent):
             raise self._error(event, "found no value", "a value")
-        text = str(event.value)
+        text = self._plain(event)
         if event.style is not None:
             return text
         self._shown[place] = text
@@ -111,7 +114,7 @@ class _Reader:
             self._refuse_decoration(event)
             if not isinstance(event, yaml.ScalarEvent):
                 raise self._error(event, "found a key that is no word", "a knob's name")
-            key = str(event.value)
+            key = self._plain(event)
             here: Place = (*place, key)
             if key in values:
                 raise self._error(event, "the key stands there twice", "each key once", dotted(here))
@@ -125,13 +128,19 @@ class _Reader:
             values.append(self._value(event, (*place, len(values))))
         return values
 
+    def _plain(self, event: yaml.ScalarEvent) -> str:
+        text = str(event.value)
+        if not can_be_given(text):
+            raise self._error(event, "found a NUL or half a surrogate pair", "text that a process can be given")
+        return text
+
     def _refuse_decoration(self, event: yaml.Event) -> None:
         """No anchors, aliases and tags: the first two can grow without limit, the last can name code."""
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise self._error(event, "found an anchor or an alias", "each value written out")
         tag = getattr(event, "tag", None)
         if tag not in (None, "!"):
-            raise self._error(event, f"found the tag {tag}", "a value without a tag")
+            raise self._error(event, f"found the tag {printable(str(tag))}", "a value without a tag")
 
     def _error(self, event: yaml.Event, found: str, wanted: str, key: str = "") -> ConfigError:
         return ConfigError(found, wanted, file=self._file, line=_line(event), key=key)
