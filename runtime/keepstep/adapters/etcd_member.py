@@ -23,6 +23,9 @@ _PROBE_TIMEOUT_S = 1.0
 _PROBE_PAUSE_S = 0.05
 _VERSION_TIMEOUT_S = 10.0
 
+DATA_PREFIX = "keepstep-etcd-"
+_NOTE = "etcd-data"
+
 
 class EtcdMissing(Exception):
     """No usable etcd on this host."""
@@ -107,6 +110,21 @@ def choose_data_dir(name: str, fallback: Path, shared_memory: Path = Path("/dev/
     except OSError:
         roomy = False
     return (shared_memory if roomy else fallback) / name
+
+
+def note_data_dir(scratch: Path, data_dir: Path) -> None:
+    """Write down where the member's data goes, so that whoever follows on this host can give the memory back."""
+    (scratch / _NOTE).write_text(str(data_dir), encoding="utf-8")
+
+
+def discard_data_dir(scratch: Path) -> None:
+    """Remove the data of the member that was noted last; no member may run on it any more."""
+    try:
+        data_dir = Path((scratch / _NOTE).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return
+    if data_dir.is_absolute() and data_dir.name.startswith(DATA_PREFIX):
+        shutil.rmtree(data_dir, ignore_errors=True)
 
 
 def plan_member(binary: Path, spec: MemberSpec) -> MemberCommand:

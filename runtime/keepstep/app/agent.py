@@ -17,7 +17,16 @@ import keepstep
 from keepstep.adapters.clock import Clock
 from keepstep.adapters.coordinator_memory import MemoryCoordinator
 from keepstep.adapters.etcd import EtcdCoordinator
-from keepstep.adapters.etcd_member import EtcdMissing, MemberSpec, choose_data_dir, find_etcd, plan_member
+from keepstep.adapters.etcd_member import (
+    DATA_PREFIX,
+    EtcdMissing,
+    MemberSpec,
+    choose_data_dir,
+    discard_data_dir,
+    find_etcd,
+    note_data_dir,
+    plan_member,
+)
 from keepstep.adapters.init_link import InitLink
 from keepstep.adapters.journal import JournalWriter
 from keepstep.adapters.processes import LineQueue, standard_sinks
@@ -256,13 +265,14 @@ class Agent:
         job, port = self._setup.job, self._setup.policy.coordination.port
         if "etcd" in self._init.state.companions:
             return
-        scratch = self._setup.places.scratch
+        scratch, token = self._setup.places.scratch, uuid.uuid4().hex
         try:
             scratch.mkdir(parents=True, exist_ok=True)  # etcd's log lies here, before the first worker asks for it
+            discard_data_dir(scratch)
+            data_dir = choose_data_dir(f"{DATA_PREFIX}{token[:8]}", scratch)
+            note_data_dir(scratch, data_dir)
         except OSError as error:
             raise ConfigError(str(error), "a folder that can be written", key="--scratch-dir") from error
-        token = uuid.uuid4().hex
-        data_dir = choose_data_dir(f"keepstep-etcd-{token[:8]}", scratch)
         try:
             binary = find_etcd(self._setup.environment.get("PATH"))
         except EtcdMissing as error:

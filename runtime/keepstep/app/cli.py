@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 import sys
 import tempfile
 import traceback
@@ -65,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KIND:RANK@STEP",
         help=f"inflict a fault once a rank has completed a step: {', '.join(KINDS)}",
     )
+    local.add_argument(
+        "--wrap",
+        default="",
+        metavar="COMMAND",
+        help="run each host as the child of this command, as 'unshare --pid --fork --mount-proc'",
+    )
     local.add_argument("--quiet", action="store_true", help="show progress, not what the script prints")
     local.add_argument("script")
     local.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -102,6 +109,11 @@ def _local(options: argparse.Namespace) -> int:
         overrides.append(f"launch.python={python.absolute() if python.exists() else options.python}")
     store = options.store or str(folder / "store")
     policy = Path(options.policy)
+    faults = tuple(parse_fault(text, options.hosts) for text in options.fault)
+    if options.wrap and any(fault.kind != "kill-host" for fault in faults):
+        raise ConfigError(
+            "--fault with --wrap", "kill-host; the others need process ids of this namespace", key="--fault"
+        )
     plan = LocalRun(
         hosts=options.hosts,
         script=str(script.absolute()),
@@ -110,8 +122,9 @@ def _local(options: argparse.Namespace) -> int:
         overrides=tuple(overrides),
         store=store if "://" in store else str(Path(store).absolute()),
         folder=folder,
-        faults=tuple(parse_fault(text, options.hosts) for text in options.fault),
+        faults=faults,
         quiet=options.quiet,
+        wrap=tuple(shlex.split(options.wrap)),
     )
     return asyncio.run(Local(plan).run())
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from keepstep import kernel
 from keepstep.adapters.clock import monotonic, sleep, unix_time
+from keepstep.adapters.etcd_member import discard_data_dir
 from keepstep.app.faults import PlannedFault, kill_family, uploader_of
 from keepstep.app.summary import printed_values, summarize
 from keepstep.core.job import PORT_SPAN
@@ -43,6 +45,8 @@ class LocalRun:
     folder: Path
     faults: tuple[PlannedFault, ...]
     quiet: bool
+    wrap: tuple[str, ...] = ()
+    """A command that runs each host as its child, and what it is given first: a PID namespace, a resource limit."""
 
 
 @dataclass
@@ -129,6 +133,7 @@ class Local:
             for host in self.hosts:
                 tasks.create_task(self._keep(host))
             tasks.create_task(self._watch(tasks))
+        self._discard_etcd_data()
         codes = {host.name: host.exit_code if host.exit_code is not None else 70 for host in self.hosts}
         self._write_summary(codes)
         return next((code for code in codes.values() if code), 0)
@@ -136,6 +141,7 @@ class Local:
     def _prepare(self) -> None:
         names = [f"algo-{number}" for number in range(1, self.plan.hosts + 1)]
         hosts_folder = self.plan.folder / "hosts"
+        self._discard_etcd_data()  # of a run in this folder that was killed
         try:
             shutil.rmtree(hosts_folder, ignore_errors=True)
             for name in names:
@@ -165,6 +171,11 @@ class Local:
             return _PORTS_FROM + block * PORT_SPAN
         raise QuorumError(f"all {_PORT_BLOCKS} blocks of ports are taken", "end other local runs first")
 
+    def _discard_etcd_data(self) -> None:
+        """Give back the memory that etcd's data takes: on a machine of its own it would go with the container."""
+        for scratch in (self.plan.folder / "hosts").glob("*/scratch"):
+            discard_data_dir(scratch)
+
     # --- hosts -------------------------------------------------------------------------------------------------------
 
     async def _keep(self, host: _Host) -> None:
@@ -179,7 +190,7 @@ class Local:
 
     async def _boot(self, host: _Host) -> int:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "keepstep", "train",
+            *self.plan.wrap, sys.executable, "-P", "-m", "keepstep", "train",
             "--base-dir", str(host.folder), "--address", "127.0.0.1", "--coordinator", "127.0.0.1",
             "--port-base", str(host.port_base), "--scratch-dir", str(host.folder / "scratch"),
             "--policy", self.plan.policy, "--store", self.plan.store,
@@ -208,8 +219,14 @@ class Local:
         self._stopping = True
         for host in self.hosts:
             if host.process is not None and host.process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    host.process.send_signal(signal.SIGTERM if number == signal.SIGTERM else signal.SIGINT)
+                for pid in self._inits(host.process.pid):
+                    kernel.kill(pid, number)
+
+    def _inits(self, pid: int) -> list[int]:
+        """The host's init as this process sees it: what was started, or the children of what wraps it."""
+        if not self.plan.wrap:
+            return [pid]
+        return [child for child, process in kernel.processes().items() if process.parent == pid] or [pid]
 
     # --- watching ----------------------------------------------------------------------------------------------------
 
