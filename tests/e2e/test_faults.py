@@ -1,4 +1,4 @@
-"""Whatever dies in the middle of a training, it reaches its last step with the bits of the training that was left alone."""
+"""Whatever dies in mid-training, the last step is reached with the bits of the training that was left alone."""
 
 from __future__ import annotations
 
