@@ -26,6 +26,7 @@ Provider = Callable[[], Sequence[Tensor]]
 
 _POLL_S = 0.02
 """How often orders are read again while waiting; a message wakes the wait earlier."""
+_FIRST_GRANT_NS = 1_000_000_000
 _EXIT_ORPHANED = 143
 
 
@@ -232,9 +233,11 @@ class Session:
         while not self._slabs.answered(layout):
             self._wait()
         self._poll()
+        # a layout's first slabs and their first grant come by different ways: either may be first
+        patient_until_ns = 0 if self._slabs.used(layout) else time.monotonic_ns() + _FIRST_GRANT_NS
         while True:
             slab = self._slabs.granted(self._orders().grant, layout)
-            if slab is not None or not forced:
+            if slab is not None or not (forced or time.monotonic_ns() < patient_until_ns):
                 break
             self._wait()
         if slab is None:

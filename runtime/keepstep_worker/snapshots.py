@@ -24,6 +24,7 @@ class Slabs:
         self._descriptors: dict[int, int] = {}
         self._layout: Layout | None = None
         self._answers: dict[int, frozenset[int]] = {}
+        self._used: set[int] = set()
         self._writers: dict[int, Writer] = {}
         self._newest_sealed = wires.NO_SLAB
         self._sequence = max((seal.sequence for seal in wire.read_seals()), default=0)
@@ -73,6 +74,12 @@ class Slabs:
     def answered(self, layout: int) -> bool:
         """Tell whether the agent has handed over the slabs of a layout."""
         return layout in self._answers
+
+    def used(self, layout: int) -> bool:
+        """Tell whether a grant for this layout was waited for or used before; says so from now on."""
+        before = layout in self._used
+        self._used.add(layout)
+        return before
 
     def granted(self, grant: int, layout: int) -> int | None:
         """Return the slab to write to, None where the grant is used up or is none of this layout's."""

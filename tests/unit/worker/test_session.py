@@ -127,6 +127,16 @@ def test_a_slab_of_another_layout_is_no_grant(stingy):
     assert stingy.wire.read_seals() == []
 
 
+def test_the_first_grant_may_come_after_the_slabs(stingy):
+    session = stingy.session(snapshot_every=1)
+    worker = threading.Thread(target=train, args=(stingy, State(session), 1))
+    worker.start()
+    stingy.wait_for("layout")
+    stingy.order(grant=1)
+    worker.join(20)
+    assert [(seal.slab, seal.step) for seal in stingy.wire.read_seals()] == [(1, 1)]
+
+
 def test_a_forced_snapshot_waits_for_its_grant(stingy):
     session = stingy.session()
     state = State(session)
