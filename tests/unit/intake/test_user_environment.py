@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from keepstep.errors import ConfigError
 from keepstep.intake.contract import ContractOptions, load_contract, user_environment
-from tests.unit.intake.opt_ml import HYPERPARAMETERS, make_opt_ml
+from tests.unit.intake.opt_ml import HYPERPARAMETERS, attempt, make_opt_ml
 
 JOB = {"TRAINING_JOB_NAME": "digits-2026"}
 BASE = "<base>"
@@ -79,6 +84,19 @@ def test_the_training_env_is_the_whole_of_it(tmp_path):
     assert everything["master_hostname"] == "algo-1"
     assert everything["hyperparameters"] == {"epochs": 3}
     assert everything["resource_config"]["topology"] is None
+    nulls = {name for name, value in everything.items() if value is None}
+    assert nulls == {"framework_module", "is_modelparallel_enabled", "topology"}
+
+
+@pytest.mark.parametrize(
+    ("named", "hosts"), [(None, []), ('["g1"]', ["algo-3"]), ('["g2","g1"]', ["algo-3", "algo-1"]), ("[]", [])]
+)
+def test_hosts_of_a_distribution_are_those_of_its_groups(tmp_path, named, hosts):
+    groups = [{"instance_group_name": name, "hosts": [host]} for name, host in (("g1", "algo-3"), ("g2", "algo-1"))]
+    resources = {"current_host": "algo-1", "hosts": ["algo-1", "algo-3"], "instance_groups": groups}
+    given_ = HYPERPARAMETERS if named is None else {**HYPERPARAMETERS, "sagemaker_distribution_instance_groups": named}
+    contract = load_contract(make_opt_ml(tmp_path, resources, given_), JOB)
+    assert json.loads(user_environment(contract, {})["SM_TRAINING_ENV"])["distribution_hosts"] == hosts
 
 
 def test_what_is_set_already_stays(tmp_path):
@@ -124,3 +142,41 @@ def test_topology_is_shown_where_there_is_one(tmp_path):
     resources = {"current_host": "algo-1", "hosts": ["algo-1"], "topology": [{"hostName": "algo-1"}]}
     contract = load_contract(make_opt_ml(tmp_path, resources), JOB)
     assert user_environment(contract, {})["SM_TOPOLOGY"] == '[{"hostName":"algo-1"}]'
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=20),
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=5), part, max_size=3),
+    max_leaves=8,
+)
+_NAMES = st.text(max_size=12) | st.sampled_from(
+    [
+        "sagemaker_distribution_instance_groups",
+        "sagemaker_container_log_level",
+        "sagemaker_region",
+        "sagemaker_mpi_enabled",
+    ]
+)
+
+
+@given(st.dictionaries(_NAMES, st.text(max_size=20) | _VALUES | _VALUES.map(json.dumps), max_size=5))
+def test_any_hyperparameters_give_what_a_process_can_be_given_or_an_error(given_):
+    with tempfile.TemporaryDirectory() as folder:
+        base = make_opt_ml(Path(folder) / "ml", hyperparameters={**given_, "sagemaker_program": "train.py"})
+        contract, error = attempt(lambda: load_contract(base, JOB))
+        if contract is None:
+            assert "hyperparameters.json" in error and "; wanted " in error
+            return
+        environment, error = attempt(lambda: user_environment(contract, {}))
+        if environment is None:
+            assert "hyperparameters.json: sagemaker_distribution_instance_groups" in error
+            return
+        for text in (*environment, *environment.values(), *contract.arguments):
+            assert b"\0" not in os.fsencode(text)
+        assert not any("=" in name or not name for name in environment)
+
+
+def test_a_value_nested_too_deep_is_an_error(tmp_path):
+    base = make_opt_ml(tmp_path, hyperparameters={**HYPERPARAMETERS, "deep": "[" * 70 + "]" * 70})
+    with pytest.raises(ConfigError, match="deep: found more than 64 levels"):
+        load_contract(base, JOB)

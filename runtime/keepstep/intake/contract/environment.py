@@ -128,10 +128,9 @@ def _properties(contract: Contract, environ: Mapping[str, str]) -> dict[str, Any
         "current_instance_group": group,
         "current_instance_group_hosts": list(by_name.get(group, {}).get("hosts", [])),
         "current_instance_type": config.get("current_instance_type") or "local",
-        "distribution_hosts": [host for name in distributed if name in by_name for host in by_name[name]["hosts"]]
-        or hosts,
+        "distribution_hosts": _distribution_hosts(config, distributed),
         "distribution_instance_groups": distributed,
-        "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE", ""),
+        "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),
         "hosts": hosts,
         "hyperparameters": users_own(given),
         "input_config_dir": str(paths.input_config),
@@ -141,7 +140,7 @@ def _properties(contract: Contract, environ: Mapping[str, str]) -> dict[str, Any
         "instance_groups_dict": by_name,
         "is_hetero": len(groups) > 1,
         "is_master": contract.is_chief,
-        "is_modelparallel_enabled": False,
+        "is_modelparallel_enabled": None,
         "is_smddpmprun_installed": False,
         "is_smddprun_installed": False,
         "job_name": contract.job_name,
@@ -158,7 +157,7 @@ def _properties(contract: Contract, environ: Mapping[str, str]) -> dict[str, Any
         "output_dir": str(paths.output),
         "output_intermediate_dir": str(paths.output_intermediate),
         "resource_config": dict(config),
-        "topology": config.get("topology"),
+        "topology": config.get("topology", []),
         "user_entry_point": entry,
     }
 
@@ -171,6 +170,14 @@ def _distribution_groups(given: Mapping[str, Any], own: str) -> list[str]:
         where = "hyperparameters.json"
         raise ConfigError(f"found {show(named)}", "a list of instance groups", file=where, key=_DISTRIBUTION_GROUPS)
     return named
+
+
+def _distribution_hosts(config: Mapping[str, Any], distributed: list[str]) -> list[str]:
+    """Members of the groups that take part; without any groups, as in local mode, all hosts."""
+    groups = instance_groups(config)
+    if not groups:
+        return list(config["hosts"])
+    return [host for group in groups if group["instance_group_name"] in distributed for host in group["hosts"]]
 
 
 def _text(value: object) -> str:
