@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepstep.errors import ConfigError
@@ -160,11 +160,17 @@ def test_any_document_is_an_object_or_an_error(text):
     assert error.startswith("f.json") if document is None else document.values == json.loads(text)
 
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+_GROUP = st.fixed_dictionaries(
+    {},
+    optional={
+        "instance_group_name": st.sampled_from(["g", "", 5, None]),
+        "hosts": st.sampled_from([["algo-1"], ["algo-9"], [["algo-1"]], [], "algo-1", None]),
+    },
 )
+_JSON = st.sampled_from([None, True, 0, 1.5, "", "x", "a/b", [], [1], [[]], {}, {"instance_group_name": "g"}])
 
 
+@settings(max_examples=60)
 @given(
     st.fixed_dictionaries(
         {},
@@ -172,7 +178,7 @@ _JSON = st.recursive(
             "hosts": st.lists(st.sampled_from(["algo-1", "algo-2", "algo-10", "", "a/b"]), max_size=4) | _JSON,
             "current_host": st.sampled_from(["algo-1", "algo-2"]) | _JSON,
             "network_interface_name": _JSON,
-            "instance_groups": _JSON,
+            "instance_groups": _JSON | st.lists(_GROUP, max_size=2),
         },
     )
 )

@@ -12,6 +12,7 @@ from keepstep.core.policy import Policy
 from keepstep.core.quantities import Cadence
 from keepstep.errors import ConfigError
 from keepstep.intake.policy import explain, json_schema, load_policy, load_sourced_policy, preset_names
+from keepstep.intake.policy.knobs import knobs
 from keepstep.intake.policy.yaml_text import YamlText, parse_yaml
 from tests.unit.intake.opt_ml import attempt
 
@@ -20,6 +21,11 @@ GOLDEN = Path(__file__).parent / "explain_spot.txt"
 
 def test_the_default_preset_says_what_the_tree_says():
     assert load_policy() == load_policy("default") == Policy()
+
+
+def test_the_default_preset_names_every_knob():
+    origins = load_sourced_policy("default").origins
+    assert {knob.name for knob in knobs() if origins.written(knob.path) is None} == set()
 
 
 @pytest.mark.parametrize("name", ["default", "spot"])

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepstep.errors import ConfigError
@@ -147,7 +147,7 @@ def test_topology_is_shown_where_there_is_one(tmp_path):
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(max_size=20),
     lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=5), part, max_size=3),
-    max_leaves=8,
+    max_leaves=4,
 )
 _NAMES = st.text(max_size=12) | st.sampled_from(
     [
@@ -159,6 +159,7 @@ _NAMES = st.text(max_size=12) | st.sampled_from(
 )
 
 
+@settings(max_examples=60)
 @given(st.dictionaries(_NAMES, st.text(max_size=20) | _VALUES | _VALUES.map(json.dumps), max_size=5))
 def test_any_hyperparameters_give_what_a_process_can_be_given_or_an_error(given_):
     with tempfile.TemporaryDirectory() as folder:
