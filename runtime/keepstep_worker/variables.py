@@ -21,14 +21,16 @@ _LISTED_MAX = 8
 
 
 def local_components(variable: Any) -> list[Any]:
-    """Return this process's tf.Variables behind a variable of any kind, one per local replica."""
-    inner = getattr(variable, "_value", None)  # Keras 3
-    if inner is not None and hasattr(inner, "assign"):
-        variable = inner
-    inner = getattr(variable, "_variable", None)  # tf_keras under mixed precision
-    if inner is not None and hasattr(inner, "assign"):
-        variable = inner
-    values = getattr(variable, "_values", None)  # distributed
+    """Return this process's tf.Variables behind a variable of any kind, one per local replica.
+
+    Only what an object holds itself is looked at: an attribute that a distributed variable does not have it looks up in
+    its value, and to read the value of one that is summed on reading takes a collective, which needs every peer.
+    """
+    for name in ("_value", "_variable"):  # Keras 3; tf_keras under mixed precision
+        inner = vars(variable).get(name)
+        if inner is not None and hasattr(type(inner), "assign"):
+            variable = inner
+    values = vars(variable).get("_values")  # distributed
     return list(values) if isinstance(values, (list, tuple)) else [variable]
 
 
