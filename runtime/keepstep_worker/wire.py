@@ -24,7 +24,6 @@ import os
 import struct
 import zlib
 from dataclasses import dataclass, replace
-from typing import List, Optional, Tuple
 
 MAGIC = b"KSWIRE1\0"
 VERSION = 1
@@ -238,7 +237,7 @@ class Wire:
         at = self._seal_at(slab)
         self._memory[at : at + RECORD_BYTES] = bytes(RECORD_BYTES)
 
-    def read_seals(self) -> List[Seal]:
+    def read_seals(self) -> list[Seal]:
         """All valid seals, oldest step first (and oldest sequence among equal steps)."""
         seals = []
         for slot in range(SLAB_SLOTS):
@@ -263,7 +262,7 @@ class Wire:
         )
         self._put(self._record_at(record.sequence), body)
 
-    def read_since(self, sequence: int) -> Tuple[List[StepRecord], int]:
+    def read_since(self, sequence: int) -> tuple[list[StepRecord], int]:
         """Agent: records after `sequence`, in order, and how many were overwritten before they could be read."""
         newest = (
             max((r.sequence for r in map(self._record, range(self.capacity)) if r is not None), default=0)
@@ -293,7 +292,7 @@ class Wire:
             newest = max(newest, record.sequence)
         return newest
 
-    def _record(self, slot: int) -> Optional[StepRecord]:
+    def _record(self, slot: int) -> StepRecord | None:
         raw = self._get(self._ring_at + slot * RECORD_BYTES, _RECORD.size)
         return None if raw is None else StepRecord(*_RECORD.unpack(raw)[:6])
 
@@ -308,7 +307,7 @@ class Wire:
     def _put(self, at: int, body: bytes) -> None:
         self._memory[at : at + len(body) + _CRC.size] = body + _CRC.pack(zlib.crc32(body))
 
-    def _get(self, at: int, size: int) -> Optional[bytes]:
+    def _get(self, at: int, size: int) -> bytes | None:
         """The region's bytes once its CRC holds; None where it is empty or was left torn."""
         for _ in range(_READ_ATTEMPTS):
             raw = self._memory[at : at + size + _CRC.size]

@@ -165,8 +165,13 @@ class Executor:
     # --- slabs -------------------------------------------------------------------------------------------------------
 
     async def _allocate(self, action: a.AllocateSlabs) -> None:
+        """Where memory is lacking the worker is told of those that there are: it trains on without snapshots."""
         for slab in action.slabs:
-            await self._link.allocate(slab, action.size_bytes)
+            try:
+                await self._link.allocate(slab, action.size_bytes)
+            except OSError as error:
+                self._launcher.log(f"no memory for a slab of {action.size_bytes} bytes: {error}")
+                return
 
     async def _hand(self, action: a.HandSlabs) -> None:
         self._link.hand(action.worker_id, action.slabs, action.layout)

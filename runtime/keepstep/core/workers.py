@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keepstep.core.actions import FetchSnapshot, Measure, Report, StartWorker, StopWorker, WriteOrders
+from keepstep.core.actions import ClearSeal, FetchSnapshot, Measure, Report, StartWorker, StopWorker, WriteOrders
 from keepstep.core.causes import FailureCause
 from keepstep.core.checkpoints import free_slab_number, orders_for, reload_seals
 from keepstep.core.events import (
@@ -55,6 +55,7 @@ def start(turn: Turn) -> None:
     for stale in state.slabs:
         if stale.seal is not None and stale.seal.step > step:
             turn.set_slab(stale.slab, seal=None, digest="")
+            turn.do(ClearSeal(stale.slab))
     turn.set(spawned=generation.number, spawns=state.spawns + 1, workers=(worker,), completed=step)
     turn.set(restore=None if slab is None or slab.seal is None else (slab.slab, slab.seal.step))
     write_orders(turn)
