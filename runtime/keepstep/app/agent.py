@@ -107,7 +107,8 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
     wanted = ContractOptions(options.script, options.arguments, options.policy, options.store)
     contract = load_contract(options.base_dir, environ, wanted)
     policy = load_policy(contract.policy_source, options.overrides)
-    store = contract.store or (None if policy.checkpoint.store == "none" else policy.checkpoint.store)
+    named = contract.store or policy.checkpoint.store
+    store = None if named == "none" else named
     host, hosts = contract.current_host, contract.hosts
     strategy = choose_strategy(contract, policy.launch.strategy, count_gpus())
     nonce = uuid.uuid4().hex[:8]
