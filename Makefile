@@ -62,7 +62,8 @@ wheels: venv
 # Two hosts on this machine, one of them killed in the middle of the training.
 STEP ?= 120
 demo: venv venv-tf etcd
-	$(PY) -m keepstep local --hosts 2 --python $(TF) --fault kill:1@$(STEP) --out build/demo examples/digits_keras.py
+	rm -rf build/demo
+	TF_CPP_MIN_LOG_LEVEL=2 $(PY) -m keepstep local --hosts 2 --python $(TF) --fault kill:1@$(STEP) --out build/demo examples/digits_keras.py
 
 bench-overhead: venv venv-tf
 	$(PY) benchmarks/overhead.py --python $(TF)
