@@ -26,24 +26,31 @@ _PUT_AGAIN_S = 0.05
 
 def on_cluster_read(turn: Turn, event: ClusterRead) -> None:
     """Take the whole view anew: after a watch was lost nothing of the old one can be trusted."""
-    turn.set(cluster=Cluster(synced=True))
+    turn.set(cluster=Cluster(synced=True, watched=max((revision for _, revision in event.records), default=0)))
     for record, revision in event.records:
         _take(turn, record, revision)
 
 
 def on_record_seen(turn: Turn, event: RecordSeen) -> None:
     """A record was written by somebody, perhaps by this node."""
-    if event.revision <= known_revision(turn.state.cluster, event.record):
+    if not _is_news(turn, event.record, event.revision):
         turn.because(Reason.STALE_REVISION, event.record.key)
         return
+    turn.set_cluster(watched=event.revision)
     _take(turn, event.record, event.revision)
 
 
 def on_record_put(turn: Turn, event: RecordPut) -> None:
     """This node's put succeeded: know it at once, the watch will only repeat it."""
     turn.landed(event.operation)
-    if event.revision > known_revision(turn.state.cluster, event.record):
+    if _is_news(turn, event.record, event.revision):
         _take(turn, event.record, event.revision)
+
+
+def _is_news(turn: Turn, record: Record, revision: int) -> bool:
+    """Whether a record was written after what is known of its key, its vanishing included."""
+    cluster = turn.state.cluster
+    return revision > known_revision(cluster, record) and revision >= cluster.watched
 
 
 def on_put_refused(turn: Turn, event: PutRefused) -> None:
@@ -54,6 +61,7 @@ def on_put_refused(turn: Turn, event: PutRefused) -> None:
 
 def on_record_gone(turn: Turn, event: RecordGone) -> None:
     """A record vanished, as leased ones do with their node."""
+    turn.set_cluster(watched=max(event.revision, turn.state.cluster.watched))
     cluster, key = turn.state.cluster, event.key
     kind, _, name = key.partition("/")
 

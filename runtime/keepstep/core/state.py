@@ -41,9 +41,13 @@ class Seen(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The job's records as last seen; `synced` once they were read at all since the watch began."""
+    """The job's records as last seen; `synced` once they were read at all since the watch began.
+
+    `watched` is the newest revision that the watch, which is ordered, has told of: what is older is known or gone.
+    """
 
     synced: bool = False
+    watched: int = 0
     nodes: Mapping[str, Seen[NodeRecord]] = field(default_factory=dict)
     leader: Seen[LeaderRecord] | None = None
     generation: Seen[GenerationRecord] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from keepstep.core import actions as a
+from keepstep.core.causes import FailureCause
 from keepstep.core.records import LEASED, GenerationRecord, Phase
 
 if TYPE_CHECKING:
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from keepstep.simulation.host import SimHost
     from keepstep.simulation.run import World
     from keepstep.simulation.worker import SimWorker
+
+_OF_A_WORKER = (FailureCause.KILLED, FailureCause.USER_CODE, FailureCause.PEER, FailureCause.OUT_OF_MEMORY)
 
 
 class Checkers:
@@ -25,20 +28,28 @@ class Checkers:
         self._ready: set[tuple[str, int]] = set()
         self._resumed: dict[int, int] = {}
         self._newest_trained: dict[str, int] = {}
+        self._newest_known: dict[str, int] = {}
+        self._unplanned: dict[str, list[float]] = {}
 
     def violation(self, text: str) -> None:
         self.violations.append(f"t={self.world.clock.now - 1_000_000:.3f} {text}")
 
     def decided(self, host: SimHost, decision: Decision) -> None:
-        """No action without a lease; a planned stop costs nothing."""
+        """No action without a lease; no way back to an older generation; a planned stop costs nothing."""
         state = decision.state
+        known = state.cluster.generation
+        if known is not None and known.record.phase is not Phase.ENDED:
+            newest = self._newest_known.get(state.job.node_id, 0)
+            if known.record.number < newest:
+                self.violation(f"{host.name} goes back from generation {newest} to {known.record.number}")
+            self._newest_known[state.job.node_id] = known.record.number
         for action in decision.actions:
             if isinstance(action, a.StartWorker | a.Put):
                 lease = state.lease
-                if lease is None or host._now() >= lease.deadline:
+                if lease is None or host.now() >= lease.deadline:
                     self.violation(f"action without a lease on {host.name}: {type(action).__name__}")
             if isinstance(action, a.Put) and isinstance(action.record, GenerationRecord):
-                self._proposed(action.record, state.cluster.generation.record if state.cluster.generation else None)
+                self._proposed(action.record, known.record if known is not None else state.last_generation)
 
     def _proposed(self, record: GenerationRecord, old: GenerationRecord | None) -> None:
         before = len(old.ledger) if old is not None else 0
@@ -47,6 +58,10 @@ class Checkers:
         restarts = old.restarts if old is not None else 0
         if record.restarts > restarts and record.root is None:
             self.violation(f"planned stop counted as a restart in generation {record.number}")
+        root = record.root
+        if root is not None and root.cause in _OF_A_WORKER:
+            if all(abs(at - root.at) > 1.0 for at in self._unplanned.get(root.host, [])):
+                self.violation(f"planned stop on {root.host} taken for a failure in generation {record.number}")
 
     def put(self, host: SimHost, action: a.Put) -> None:
         """One membership per generation; no resume beyond what is sealed or committed."""
@@ -90,6 +105,23 @@ class Checkers:
             alive = other.worker
             if alive is not None and alive.alive and alive.spec.generation < worker.spec.generation:
                 self.violation(f"generation {worker.spec.generation} starts beside {alive.spec.generation}")
+
+    def exited(self, host: SimHost, planned: bool) -> None:
+        """A worker's process is gone; remember when, on the host's clock, unless its agent had ordered it."""
+        if not planned:
+            self._unplanned.setdefault(host.name, []).append(host.now())
+
+    def restores(self, host: SimHost, orders: a.WriteOrders) -> None:
+        """A worker is to restore what its slab holds."""
+        seal = host.shelf.seals.get(orders.restore_slab)
+        if seal is None or seal.step != orders.restore_step:
+            self.violation(f"{host.name} is to restore step {orders.restore_step}, its slab holds {seal}")
+
+    def overwrites(self, host: SimHost, slab: int) -> None:
+        """The newest sealed snapshot stays whole while the next one is written."""
+        newest = max(host.shelf.seals.values(), key=lambda seal: (seal.step, seal.sequence), default=None)
+        if newest is not None and newest.slab == slab:
+            self.violation(f"{host.name} overwrites its newest snapshot, step {newest.step}")
 
     def restored(self, worker: SimWorker, step: int) -> None:
         """Every rank of a generation starts from the same step."""

@@ -133,6 +133,14 @@ def _etcd_hiccup(world: World, random: Random) -> bool:
     return True
 
 
+def _watch_stutters(world: World, random: Random) -> bool:
+    host = _some_host(world, random)
+    if host is None or host.cut or host.frozen:
+        return False
+    host.stutter()
+    return True
+
+
 def _interruption(world: World, random: Random) -> bool:
     if random.random() < 0.7 or any(not host.up for host in world.hosts.values()):
         return False
@@ -154,5 +162,6 @@ FAULTS = (
     Fault("host_lost", _lose_host),
     Fault("etcd_host_lost", _lose_etcd_host),
     Fault("etcd_hiccup", _etcd_hiccup),
+    Fault("watch_stutters", _watch_stutters),
     Fault("interruption", _interruption),
 )

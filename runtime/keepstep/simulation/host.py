@@ -17,6 +17,8 @@ from keepstep.simulation.worker import SimWorker
 if TYPE_CHECKING:
     from keepstep.simulation.run import World
 
+_REMEMBERED = 40
+
 
 @dataclass
 class Shelf:
@@ -42,6 +44,7 @@ class SimHost:
         self.worker: SimWorker | None = None
         self._pending: list[e.Event] = []
         self._backlog: list[e.Event] = []
+        self._told: list[e.Event] = []
         self._incarnation = -1
         self._timer_at: float | None = None
         self.skew_s = random.uniform(-0.2, 0.2)
@@ -93,12 +96,13 @@ class SimHost:
             return
         self.life += 1
         self.frozen, self._pending, self._backlog, self._timer_at = False, [], [], None
+        self._told = []
         job = JobSpec(
             name="job", host=self.name, hosts=self.world.names, node_id=f"{self.name}-{self.life}", boot=self.boot,
             address=self.name, port_base=20000, run=f"run{self.life}", strategy="multi_worker", python="python",
             script="train.py", arguments=(), has_store=True, keeps_etcd=self.name == self.world.names[0],
         )  # fmt: skip
-        self.state = initial_state(job, self.world.policy, self._now())
+        self.state = initial_state(job, self.world.policy, self.now())
         self._incarnation = -1
         slabs = tuple(self.shelf.slabs.items())
         self.post(e.AgentStarted(slabs, tuple(self.shelf.seals.values()), self.shelf.seen_generation))
@@ -114,7 +118,7 @@ class SimHost:
             self.worker = None
         self.world.wake_peers()
 
-    def _now(self) -> float:
+    def now(self) -> float:
         return self.world.clock.now + self.skew_s
 
     # --- the fold ----------------------------------------------------------------------------------------------------
@@ -135,7 +139,7 @@ class SimHost:
     def _decide(self, event: e.Event) -> None:
         if self.state is None:
             return
-        decision = decide(self.state, event, self._now())
+        decision = decide(self.state, event, self.now())
         self.world.seen(self, event, decision)
         self.state = decision.state
         for action in decision.actions:
@@ -162,7 +166,7 @@ class SimHost:
                 self._timer_at = None
                 self.post(e.TimerFired())
 
-        self.world.clock.after(wake_at - self._now(), fire)
+        self.world.clock.after(wake_at - self.now(), fire)
 
     def _mind_deadline(self, deadline: float | None) -> None:
         """init enforces the lease's deadline on a clock of its own."""
@@ -193,7 +197,7 @@ class SimHost:
                 self.world.worker_started(self, self.worker)
             case a.StopWorker():
                 if self.worker is not None and self.worker.spec.worker_id == action.worker_id:
-                    self.worker.killed(9)
+                    self.worker.killed(9, planned=True)
             case a.SignalWorker():
                 if self.worker is not None and self.random.random() < 0.5:
                     self.worker.killed(15)
@@ -284,7 +288,7 @@ class SimHost:
             self.post(e.OperationFailed(operation, "coordinator unavailable", 0.2))
 
     def _grant(self, action: a.GrantLease) -> e.Event:
-        sent = self._now()
+        sent = self.now()
         lease = self.world.coordinator.grant(action.ttl_s)
         self._schedule_keepalive(lease, action.ttl_s, self.life)
         if self._incarnation != self.world.coordinator.incarnation:
@@ -301,7 +305,7 @@ class SimHost:
         if current is not None and current.lease != lease:
             return
         if not (self.cut or self.frozen or self.world.coordinator.down):
-            sent = self._now()
+            sent = self.now()
             if self.world.coordinator.keep_alive(lease, ttl_s):
                 self.post(e.LeaseRenewed(lease, sent + ttl_s), self.world.latency_s(self.random))
             else:
@@ -327,7 +331,7 @@ class SimHost:
                 world.clock.after(0.5, read)
                 return
             self._incarnation = world.coordinator.incarnation
-            self._backlog = []
+            self._backlog, self._told = [], []
             self.post(e.ClusterRead(world.coordinator.read()))
 
         world.clock.after(world.latency_s(self.random), read)
@@ -336,9 +340,15 @@ class SimHost:
         if self.state is None or self._incarnation != self.world.coordinator.incarnation:
             return
         event: e.Event = e.RecordGone(key, revision) if record is None else e.RecordSeen(record, revision)
+        self._told = [*self._told[-_REMEMBERED:], event]
         if self.cut:
             self._backlog.append(event)
         else:
+            self.post(event, self.world.watch_latency_s)
+
+    def stutter(self) -> None:
+        """The watch tells once more what it told a while ago."""
+        for event in self._told:
             self.post(event, self.world.watch_latency_s)
 
     def mend(self) -> None:
@@ -361,11 +371,12 @@ class SimHost:
         if self.worker is not None:
             self.post(e.SnapshotSealed(self.worker.spec.worker_id, seal), 0.001)
 
-    def exited(self, worker: SimWorker, **how: object) -> None:
+    def exited(self, worker: SimWorker, planned: bool = False, **how: object) -> None:
         """A worker's process is gone; the agent hears of it unless it is gone itself."""
+        self.world.checkers.exited(self, planned)
         seals = tuple(self.shelf.seals.values())
         event = e.WorkerExited(
-            worker.spec.worker_id, self._now(), entered=worker.entered, completed=worker.completed, seals=seals
+            worker.spec.worker_id, self.now(), entered=worker.entered, completed=worker.completed, seals=seals
         )
         self.post(replace(event, **how), 0.002)  # type: ignore[arg-type]
         if self.worker is worker:

@@ -36,11 +36,11 @@ class SimWorker:
         self.alive = False
         self.host.world.peer_died(self)
 
-    def killed(self, signal: int) -> None:
-        """A signal ends the process."""
+    def killed(self, signal: int, planned: bool = False) -> None:
+        """A signal ends the process; `planned` where the agent's core ordered it."""
         if self.alive:
             self.die()
-            self.host.exited(self, signal=signal)
+            self.host.exited(self, planned, signal=signal)
 
     def fails(self, error: e.FirstError) -> None:
         """An exception ends the script."""
@@ -53,9 +53,8 @@ class SimWorker:
         orders = self.host.shelf.orders
         step = 0
         if orders is not None and orders.restore_slab >= 0:
-            seal = self.host.shelf.seals.get(orders.restore_slab)
-            assert seal is not None and seal.step == orders.restore_step, "ordered to restore what is not there"
-            step = seal.step
+            self.host.world.checkers.restores(self.host, orders)
+            step = orders.restore_step
         self.entered = self.completed = step
         self.host.post(e.WorkerJoined(self.spec.worker_id, "loop"))
         self.host.post(e.LayoutAnnounced(self.spec.worker_id, 1, SLAB_BYTES))
@@ -120,6 +119,7 @@ class SimWorker:
                 self._enter()
             return
         slab = orders.grant
+        self.host.world.checkers.overwrites(self.host, slab)
         self.host.shelf.seals.pop(slab, None)
         self._sealed = slab
 

@@ -1,0 +1,84 @@
+"""Bugs planted on purpose, one at a time: a checker that finds none of them would be worth nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from keepstep.core import checkpoints, cluster, decide, generations, membership, workers
+from keepstep.core import events as e
+from keepstep.core.records import Resume
+from keepstep.core.state import evolve
+from tests.simulation.seeds import first_violation
+
+ENOUGH = range(400)
+
+
+def test_a_stale_generation_that_is_accepted_is_caught(monkeypatch):
+    def accept_whatever(turn, event):
+        if event.record.key == "generation":
+            turn.set(seen_generation=0)
+        cluster._take(turn, event.record, event.revision)
+
+    monkeypatch.setitem(decide.ABSORB, e.RecordSeen, accept_whatever)
+    assert "goes back from generation" in first_violation(ENOUGH)
+
+
+def test_a_planned_stop_that_counts_as_a_failure_is_caught(monkeypatch):
+    def charge(turn, event):
+        turn.set_worker(event.worker_id, stopping=False)
+        workers.on_worker_exited(turn, event)
+
+    monkeypatch.setitem(decide.ABSORB, e.WorkerExited, charge)
+    assert "planned stop" in first_violation(ENOUGH)
+
+
+def test_a_resume_from_what_only_one_host_holds_is_caught(monkeypatch):
+    def newest_of_any(acks):
+        held = [held for ack in acks for held in ack.held]
+        best = max(held, key=lambda each: each.step, default=None)
+        return None if best is None else Resume(best.step, best.digest)
+
+    monkeypatch.setattr(generations, "common_held", newest_of_any)
+    assert "does not hold" in first_violation(ENOUGH)
+
+
+def test_a_node_that_does_not_register_under_its_new_lease_is_caught(monkeypatch):
+    def under_any_lease(turn):
+        seen = turn.state.cluster.nodes.get(turn.state.job.host)
+        return seen is not None and seen.record.node_id == turn.state.job.node_id
+
+    monkeypatch.setattr(membership, "is_registered", under_any_lease)
+    assert first_violation(ENOUGH) != ""
+
+
+def test_a_grant_of_the_newest_sealed_slab_is_caught(monkeypatch):
+    def newest(turn):
+        sealed = [slab for slab in turn.state.slabs if slab.seal is not None]
+        newest = max(sealed, key=lambda slab: slab.seal.step, default=None)
+        return turn.state.slabs[0].slab if newest is None and turn.state.slabs else newest.slab if newest else -1
+
+    monkeypatch.setattr(checkpoints, "choose_grant", newest)
+    assert "overwrites its newest snapshot" in first_violation(ENOUGH)
+
+
+def test_two_memberships_of_one_generation_are_caught(monkeypatch):
+    monkeypatch.setattr(generations, "_next_number", lambda turn, old: max(old.number, 1) if old else 1)
+    assert "has two memberships" in first_violation(ENOUGH)
+
+
+@pytest.mark.parametrize("what", ["lease", "deadline"])
+def test_an_action_without_a_lease_is_caught(monkeypatch, what):
+    def eternal(turn, event):
+        membership.on_lease_granted(turn, event)
+        if what == "deadline":
+            turn.set(lease=evolve(turn.state.lease, deadline=event.deadline + 30.0))
+
+    def forget(turn):
+        """The lease is never given up, whatever its deadline."""
+        if turn.state.lease is None:
+            membership.keep_lease(turn)
+
+    if what == "lease":
+        monkeypatch.setattr(decide, "CONVERGE", (forget, *decide.CONVERGE[1:]))
+    monkeypatch.setitem(decide.ABSORB, e.LeaseGranted, eternal)
+    assert first_violation(ENOUGH) != ""
