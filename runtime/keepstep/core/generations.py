@@ -155,6 +155,7 @@ def _propose(turn: Turn, old: GenerationRecord, reason: Reason) -> None:
 
 def _settle(turn: Turn, generation: GenerationRecord) -> None:
     """All members acknowledged: judge what happened, agree on the resume step, and let the world start."""
+    know_head(turn)  # read while the members still stop, so that nobody waits for it later
     acks = [turn.state.cluster.acks.get(f"acks/{generation.number}/{m.host}") for m in generation.members]
     if any(ack is None for ack in acks):
         return
@@ -187,12 +188,14 @@ def _settle(turn: Turn, generation: GenerationRecord) -> None:
         for rank, ack in enumerate(records)
     )
     start = 0 if resume is None else resume.step
+    state, head = turn.state, turn.state.store.head
     ready = evolve(
         generation,
         phase=Phase.READY,
         failures=failures,
         ranks=ranks,
         resume=resume,
+        durable_step=head.step if state.store.head_known and head is not None else generation.durable_step,
         lost_steps=max(0, max(ack.completed for ack in records) - start) if root is not None else 0,
         ledger=verdict.ledger,
         restarts=generation.restarts + (1 if root is not None else 0),
