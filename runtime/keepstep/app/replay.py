@@ -13,6 +13,9 @@ from keepstep.core.decide import decide, initial_state
 from keepstep.core.events import Event
 from keepstep.core.state import Decision, State
 
+_UNSOUND = (Undecodable, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, AssertionError)
+"""What reading a line may raise, or folding an event that never happened."""
+
 
 class ReplayDiffers(Exception):
     """A turn came out otherwise than it was recorded."""
@@ -50,8 +53,10 @@ def replay(path: Path) -> Iterator[ReplayedTurn]:
                 turn = _fold(path, line_number, state, line)
                 state = turn.decision.state
                 yield turn
-        except (Undecodable, KeyError, TypeError, ValueError) as error:
-            raise JournalError(f"{path}:{line_number}: not a line of a journal of this version: {error}") from error
+        except _UNSOUND as error:
+            turn_number = f"turn {line['n']}: " if "n" in line else ""
+            text = f"{path}:{line_number}: {turn_number}not a line of a journal of this version: {error!r}"
+            raise JournalError(text) from error
 
 
 def _first_state(path: Path, line: dict[str, Any]) -> State:
@@ -63,7 +68,7 @@ def _first_state(path: Path, line: dict[str, Any]) -> State:
 def _fold(path: Path, line_number: int, state: State, line: dict[str, Any]) -> ReplayedTurn:
     event, now = decode_event(line["event"]), float(line["now"])
     decision = decide(state, event, now)
-    digest = digest_of(decision)
+    digest = digest_of(line["event"], now, decision)
     if digest != line["digest"]:
         notes = ", ".join(note.reason.value for note in decision.notes)
         recorded = ", ".join(reason for reason, _ in line["notes"])

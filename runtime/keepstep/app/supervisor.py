@@ -75,13 +75,14 @@ class Supervisor:
 
     def _write(self, event: Event, decision: Decision, now: float) -> None:
         self._turn += 1
+        encoded = encode_event(event)
         self._journal.post({
             "n": self._turn,
             "now": now,
-            "event": encode_event(event),
+            "event": encoded,
             "notes": [[note.reason.value, note.detail] for note in decision.notes],
             "actions": [type(action).__name__ for action in decision.actions],
-            "digest": digest_of(decision),
+            "digest": digest_of(encoded, now, decision),
         })  # fmt: skip
         if self._journal.is_full:
             state = {"n": self._turn, "state": encode_state(decision.state)}

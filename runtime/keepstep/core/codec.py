@@ -78,11 +78,17 @@ def decode_policy(text: str) -> Policy:
     return _decode(TypeAdapter(Policy), text)  # type: ignore[no-any-return]
 
 
-def digest_of(decision: Decision) -> str:
-    """A short digest of a turn's actions and of the state after it (what never changes left out)."""
+def digest_of(event: object, now: float, decision: Decision) -> str:
+    """A short digest of a turn: its event, its time, its actions, and the state after it (what never changes left out).
+
+    Args:
+        event: as `encode_event` gives it, so that a byte altered in a journal shows even where nothing hung on it.
+        now: unix seconds.
+        decision: what was decided.
+    """
     state = decision.state
     varying = [getattr(state, name) for name in State.__slots__ if name not in _CONSTANT]
-    return hashlib.blake2b(repr((decision.actions, varying)).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(repr((event, now, decision.actions, varying)).encode(), digest_size=8).hexdigest()
 
 
 def _decode(adapter: TypeAdapter[Any], text: str) -> Any:

@@ -1,0 +1,89 @@
+"""The journals of a real run fold again to every decision that was made; one byte altered in an event shows."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from keepstep.adapters.journal import JournalError
+from keepstep.app.replay import ReplayDiffers, journals_under, replay
+from tests.support.local_run import ROOT, LocalRun
+
+ALTERED = 40
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that lost a worker, an agent, and was started again."""
+    options = ("--set", "checkpoint.snapshot_every=4 steps", "--fault", "kill:1@12", "--fault", "kill-agent:0@30")
+    with LocalRun(tmp_path_factory.mktemp("replay") / "run", "loop.py", ["--steps=50"], options) as run:
+        assert run.wait() == 0, run.told()
+    assert run.summary()["restarts"] >= 2
+    return run.folder / "hosts"
+
+
+def keepstep_replay(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "keepstep", "replay", *words]
+    return subprocess.run(
+        command, env={"PYTHONPATH": str(ROOT / "runtime")}, capture_output=True, text=True, timeout=100
+    )
+
+
+def test_every_decision_is_reproduced(hosts: Path) -> None:
+    journals = journals_under(hosts)
+    assert [path.name for path in journals] == ["journal.jsonl.1", "journal.jsonl", "journal.jsonl"]
+    told = keepstep_replay(str(hosts))
+    assert told.returncode == 0, told.stderr
+    lines = told.stdout.splitlines()
+    assert len(lines) == len(journals)
+    for line, path in zip(lines, journals, strict=True):
+        turns = sum('"event":' in text for text in path.read_text().splitlines())
+        assert line == f"{path}: {turns} turns, every decision reproduced"
+        assert turns > 50
+
+
+def altered(line: bytes, draw: random.Random) -> bytes:
+    """One byte of the event changed into another that may stand in JSON, so that it says something else."""
+    while True:
+        changed = one_byte_altered(line, draw)
+        try:
+            if json.loads(changed) != json.loads(line):
+                return changed  # the last digit of a float may change nothing
+        except ValueError:
+            return changed
+
+
+def one_byte_altered(line: bytes, draw: random.Random) -> bytes:
+    begin, end = line.index(b'"event":') + len(b'"event":'), line.index(b',"notes":')
+    at = draw.randrange(begin, end)
+    old = line[at : at + 1]
+    digits, letters = b"0123456789", b"abcdefghijklmnopqrstuvwxyz"
+    others = digits if old in digits else letters if old.lower() in letters else b" "
+    new = draw.choice([byte for byte in others if byte != old[0]] or [ord("x")])
+    return line[:at] + bytes([new]) + line[at + 1 :]
+
+
+def test_one_altered_byte_in_an_event_is_found_and_its_turn_named(hosts: Path, tmp_path: Path) -> None:
+    lines = journals_under(hosts)[-1].read_bytes().splitlines(keepends=True)
+    turns = [number for number, line in enumerate(lines) if b'"event":' in line]
+    draw = random.Random(7)
+    path = tmp_path / "journal.jsonl"
+    for number in draw.sample(turns[:-1], ALTERED):
+        changed = altered(lines[number], draw)
+        path.write_bytes(b"".join([*lines[:number], changed, *lines[number + 1 :]]))
+        with pytest.raises((ReplayDiffers, JournalError)) as caught:
+            for _ in replay(path):
+                pass
+        place = f"journal.jsonl:{number + 1}:"
+        assert place in str(caught.value), (changed, lines[number])
+        assert "not JSON" in str(caught.value) or f"turn {number}" in str(caught.value), changed
+    told = keepstep_replay(str(path))
+    assert told.returncode == 1
+    assert place in told.stderr
