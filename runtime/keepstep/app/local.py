@@ -238,8 +238,9 @@ class Local:
             await sleep(_TICK_S)
             for host in self.hosts:
                 host.look()
+            step = max(host.step for host in self.hosts)  # no rank is more than a step behind another
             for fault in list(waiting):
-                if self.hosts[fault.rank].step >= fault.step and self._inflict(fault):
+                if step >= fault.step and self._inflict(fault):
                     waiting.remove(fault)
             if monotonic() - shown_at >= _PROGRESS_S:
                 shown_at = monotonic()

@@ -25,7 +25,7 @@ BATCH, TRAIN, HELD_OUT = 16, 192, 64  # 12 steps in an epoch
 
 
 class Pace(keras.callbacks.Callback):
-    """Makes each step and each validation batch take longer."""
+    """Makes each step and each validation batch take longer, and says when a validation begins."""
 
     def __init__(self, pause_s: float) -> None:
         super().__init__()
@@ -33,6 +33,9 @@ class Pace(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         time.sleep(self.pause_s)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        print("validation begins", flush=True)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         time.sleep(self.pause_s)
