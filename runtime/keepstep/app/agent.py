@@ -169,6 +169,7 @@ class Agent:
         """
         setup, job, policy = self._setup, self._setup.job, self._setup.policy
         metrics = open_metrics(policy)
+        metrics.store_available(setup.store is not None)  # until something is asked of it in vain
         journal = open_journal(setup.places, self.log)
         supervisor = Supervisor(job, policy, self._clock, journal, self.log)
         self._init.listen(on_fenced=self._fenced, on_companion_exited=self._companion_exited)

@@ -78,8 +78,6 @@ class Sampler:
             round(progress.snapshot_ns / 1e9, 6),
         ))  # fmt: skip
         self._metrics.step(records[-1].step)
-        if progress.snapshot_ns:
-            self._metrics.snapshot(progress.snapshot_ns / 1e9)
         split = split_of(records)
         if split is not None:
             own_work_s, wait_s, data_wait_s = split
@@ -89,6 +87,7 @@ class Sampler:
         for seal in sorted(self._link.seals(), key=lambda seal: seal.sequence):
             if seal.sequence > self._seal:
                 self._seal = seal.sequence
+                self._metrics.snapshot(self._link.progress().snapshot_ns / 1e9)
                 known = SlabSeal(seal.slab, seal.step, seal.sequence, seal.size_bytes)
                 self._post(e.SnapshotSealed(self._worker_id, known))
 

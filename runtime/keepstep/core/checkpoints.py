@@ -23,6 +23,7 @@ from keepstep.core.events import (
 from keepstep.core.reasons import Reason
 from keepstep.core.records import GenerationRecord, Phase, UploadRecord
 from keepstep.core.state import Slab, State, Turn
+from keepstep.core.world import store_answers
 
 SLABS = 3
 """One being uploaded, one newest sealed, one being written."""
@@ -232,9 +233,7 @@ def on_snapshot_uploaded(turn: Turn, event: SnapshotUploaded) -> None:
         turn.set(uploaded=record)
     else:
         turn.because(Reason.STALE_GENERATION, record.key)
-    if not turn.state.store.available:
-        turn.because(Reason.STORE_RECOVERED)
-    turn.set_store(available=True)
+    store_answers(turn)
 
 
 def release_upload(turn: Turn, operation: str) -> None:

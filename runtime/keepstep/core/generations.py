@@ -23,7 +23,7 @@ from keepstep.core.records import (
 )
 from keepstep.core.restarts import describe, judge, root_cause
 from keepstep.core.state import Turn, evolve
-from keepstep.core.world import common_held, end, statuses_of
+from keepstep.core.world import common_held, end, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
 FIRST_SNAPSHOT_EVERY = 8
@@ -53,9 +53,8 @@ def lead(turn: Turn) -> None:
 def on_head_read(turn: Turn, event: HeadRead) -> None:
     """HEAD was read for the generation that is forming."""
     turn.landed(event.operation)
-    if not turn.state.store.available:
-        turn.because(Reason.STORE_RECOVERED)
-    turn.set_store(head=event.head, head_known=True, available=True)
+    store_answers(turn)
+    turn.set_store(head=event.head, head_known=True)
 
 
 def why_broken(turn: Turn, generation: GenerationRecord) -> Reason | None:
@@ -201,6 +200,8 @@ def _settle(turn: Turn, generation: GenerationRecord) -> None:
         restarts=generation.restarts + (1 if root is not None else 0),
         root=root,
     )
+    if root is not None:
+        turn.because(verdict.reason, describe(root))
     turn.because(reason)
     turn.put(ready, Reason.WORLD_STARTS, f"generation {ready.number} at step {start}")
 

@@ -7,7 +7,7 @@ from keepstep.core.events import CheckpointCommitted, CommitRefused, Head
 from keepstep.core.reasons import Reason
 from keepstep.core.records import AckRecord, GenerationRecord, Standing, StatusRecord, UploadRecord
 from keepstep.core.state import Turn, evolve
-from keepstep.core.world import common_held, end, saved_text, statuses_of
+from keepstep.core.world import common_held, end, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
 STALL_RATIO_MAX = 0.01
@@ -167,13 +167,12 @@ def commit(turn: Turn, generation: GenerationRecord) -> None:
 def on_checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:
     """HEAD names the step."""
     turn.landed(event.operation)
+    store_answers(turn)
     generation = turn.generation
     digest = next((u.digest for u in _uploads(turn, generation)), "") if generation is not None else ""
     turn.set_store(
         head=Head(event.generation, event.step, digest, event.manifest),
         head_known=True,
-        available=True,
-        failing_since=None,
         last_commit_at=turn.now,
         last_commit_s=event.seconds,
     )

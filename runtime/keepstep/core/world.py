@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keepstep.core.actions import Measure, Report
 from keepstep.core.reasons import Reason
 from keepstep.core.records import AckRecord, Failure, GenerationRecord, Phase, Resume, StatusRecord
 from keepstep.core.state import Turn, evolve
@@ -39,3 +40,10 @@ def end(
 def saved_text(durable: int) -> str:
     """What an interrupted job says at its end."""
     return f"interrupted; saved up to step {durable}" if durable else "interrupted; nothing was saved yet"
+
+
+def store_answers(turn: Turn) -> None:
+    """The store did what was asked: whatever alarm there was is over."""
+    if not turn.state.store.available:
+        turn.do(Report(Measure.STORE_AVAILABLE, 1.0), Reason.STORE_RECOVERED)
+        turn.set_store(available=True, failing_since=None, refused="")
