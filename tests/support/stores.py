@@ -9,8 +9,8 @@ from keepstep.adapters.store_memory import MemoryStore
 from keepstep.checkpoint.commit import commit
 from keepstep.checkpoint.keys import ManifestName
 from keepstep.checkpoint.manifest import Manifest, build_manifest
-from keepstep.ports.store import Body, ObjectStat, ObjectStore, StoreUnavailable
 from keepstep.checkpoint.upload import UploadOrder, upload
+from keepstep.ports.store import Body, ObjectStat, ObjectStore, StoreUnavailable
 from tests.support.slabs import memory_file, slab_bytes
 
 
