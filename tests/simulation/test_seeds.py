@@ -1,4 +1,4 @@
-"""Two thousand jobs on hosts that die, freeze, are cut off and lie: none breaks a rule, and each kind of fault fired."""
+"""Two thousand jobs on hosts that die, freeze and are cut off: none breaks a rule, and each kind of fault fired."""
 
 from __future__ import annotations
 

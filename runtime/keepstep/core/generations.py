@@ -200,10 +200,10 @@ def _settle(turn: Turn, generation: GenerationRecord) -> None:
         restarts=generation.restarts + (1 if root is not None else 0),
         root=root,
     )
-    if root is not None:
-        turn.because(verdict.reason, describe(root))
-    turn.because(reason)
-    turn.put(ready, Reason.WORLD_STARTS, f"generation {ready.number} at step {start}")
+    if turn.put(ready, Reason.WORLD_STARTS, f"generation {ready.number} at step {start}"):
+        turn.because(reason)
+        if root is not None:
+            turn.because(verdict.reason, describe(root))
 
 
 def _merged(failures: tuple[Failure, ...], acks: list[AckRecord]) -> tuple[Failure, ...]:

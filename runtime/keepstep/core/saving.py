@@ -46,7 +46,8 @@ def durable_step(turn: Turn, generation: GenerationRecord) -> int:
 def _finish(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> None:
     """Every worker exited with 0: commit the last snapshot, then end the job."""
     last = min(status.sealed for status in statuses.values())
-    if turn.state.job.has_store and last > generation.durable_step and not _gave_up_saving(turn):
+    wanted = turn.state.job.has_store and last > generation.durable_step
+    if wanted and not _gave_up_saving(turn) and not _diverged(_uploads(turn, generation, last)):
         _save(turn, generation, last)
         return
     end(turn, generation, ExitCode.DONE, "done", Reason.JOB_DONE)
@@ -81,7 +82,7 @@ def _keep_cadence(turn: Turn, generation: GenerationRecord, statuses: dict[str, 
     state = turn.state
     if not state.job.has_store or not generation.snapshot_every or state.store.refused:
         return
-    missed = any(not record.objects for record in _uploads(turn, generation))
+    missed = any(not record.objects for record in _uploads(turn, generation, generation.save_step))
     if generation.save_step and not missed:
         return
     worker = state.workers[0] if state.workers else None
@@ -129,25 +130,30 @@ def next_snapshot_every(turn: Turn, generation: GenerationRecord, statuses: dict
 # --- commit ----------------------------------------------------------------------------------------------------------
 
 
-def _uploads(turn: Turn, generation: GenerationRecord) -> list[UploadRecord]:
-    """The members' shares of the step being saved that have arrived, in rank order."""
+def _uploads(turn: Turn, generation: GenerationRecord, step: int) -> list[UploadRecord]:
+    """The members' shares of a step that have arrived, in rank order."""
     uploads = turn.state.cluster.uploads
-    keys = [f"uploads/{generation.number}/{generation.save_step}/{m.host}" for m in generation.members]
+    keys = [f"uploads/{generation.number}/{step}/{m.host}" for m in generation.members]
     return [uploads[key].record for key in keys if key in uploads]
+
+
+def _diverged(shares: list[UploadRecord]) -> bool:
+    """Whether hosts hold different bytes for what must be equal everywhere: no such step is ever committed."""
+    return len({share.digest for share in shares if share.objects}) > 1
 
 
 def commit(turn: Turn, generation: GenerationRecord) -> None:
     """Once every share of the step being saved is in the store, and all digests agree, commit it."""
     if not generation.save_step or generation.save_step <= durable_step(turn, generation):
         return
-    shares = _uploads(turn, generation)
+    shares = _uploads(turn, generation, generation.save_step)
     if len(shares) < len(generation.members) or any(not share.objects for share in shares):
         return
-    if len({share.digest for share in shares}) > 1:
+    if _diverged(shares):
         detail = ", ".join(f"{share.host} {share.digest}" for share in shares)
-        if not generation.drain_step:
-            turn.put(evolve(generation, save_step=0), Reason.REPLICA_DIVERGENCE, detail)
-        turn.do(Report(Measure.REPLICA_DIVERGENCE, 1.0))
+        if turn.put(evolve(generation, save_step=0), Reason.REPLICA_DIVERGENCE, detail):
+            turn.do(Report(Measure.REPLICA_DIVERGENCE, 1.0))
+            turn.set_store(last_commit_at=turn.now)
         return
     turn.attempt(
         CommitCheckpoint(
@@ -169,7 +175,7 @@ def on_checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:
     turn.landed(event.operation)
     store_answers(turn)
     generation = turn.generation
-    digest = next((u.digest for u in _uploads(turn, generation)), "") if generation is not None else ""
+    digest = next((u.digest for u in _uploads(turn, generation, event.step)), "") if generation is not None else ""
     turn.set_store(
         head=Head(event.generation, event.step, digest, event.manifest),
         head_known=True,
@@ -183,6 +189,7 @@ def on_checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:
 def on_commit_refused(turn: Turn, event: CommitRefused) -> None:
     """A newer generation has claimed HEAD: what this one has to say is old news."""
     turn.landed(event.operation, turn.now + 1.0)
+    turn.set_store(failing_since=turn.state.store.failing_since or turn.now)
     turn.because(Reason.COMMIT_FENCED, f"generation {event.generation} step {event.step}")
 
 
@@ -193,7 +200,8 @@ def _drain(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusR
     """Agree on the last step, wait until it is committed, end the job."""
     durable = generation.durable_step
     if generation.drain_step:
-        if durable >= generation.drain_step or not turn.state.job.has_store:
+        hopeless = not turn.state.job.has_store or _diverged(_uploads(turn, generation, generation.drain_step))
+        if durable >= generation.drain_step or hopeless:
             end(turn, generation, ExitCode.INTERRUPTED, saved_text(durable), Reason.INTERRUPTED)
         return
     if len(statuses) < len(generation.members) or any(status.entered < 0 for status in statuses.values()):
@@ -231,7 +239,7 @@ def salvage(turn: Turn, generation: GenerationRecord, acks: list[AckRecord]) -> 
     held = common_held(acks)
     durable = durable_step(turn, generation)
     unsavable = held is None or held.step <= durable or not turn.state.job.has_store
-    if unsavable or any(not share.objects for share in _uploads(turn, generation)):
+    if unsavable or any(not share.objects for share in _uploads(turn, generation, generation.save_step)):
         root = generation.failures[0] if generation.failures else None
         end(turn, generation, ExitCode.INTERRUPTED, saved_text(durable), Reason.INTERRUPTED, root)
     elif held is not None:

@@ -1,0 +1,166 @@
+"""The other host, `algo-2`, as far as `algo-1` can tell: records that mirror its own, but for what is said here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from keepstep.core.causes import FailureCause
+from keepstep.core.events import RecordSeen
+from keepstep.core.records import (
+    AckRecord,
+    Failure,
+    GenerationRecord,
+    LeaderRecord,
+    NodeRecord,
+    Phase,
+    RequestRecord,
+    Standing,
+    StatusRecord,
+    StoredObject,
+    UploadRecord,
+)
+
+if TYPE_CHECKING:
+    from tests.scenarios.stage import Stage
+
+HOST = "algo-2"
+
+
+class Peer:
+    """A node that acknowledges, trains, uploads and leaves as the one on the stage does, `lag` where it lags behind."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.boot = 0
+        self.there = self.silent = False
+        self.failure: Failure | None = None
+        self.holds_only: int | None = None
+        self.diverges = self.done = False
+
+    @property
+    def node_id(self) -> str:
+        return f"two-{self.boot}"
+
+    def arrives(self) -> None:
+        self.boot += 1
+        self.there, self.failure = True, None
+        self._put(NodeRecord(HOST, self.node_id, "10.0.0.2", 100 + self.boot))
+
+    def vanishes(self) -> None:
+        """Its lease expires, and with it all that was bound to it."""
+        self.there = False
+        for key in [key for key, (record, _) in self.stage.records.items() if getattr(record, "host", "") == HOST]:
+            if not key.startswith("uploads/"):
+                self.stage.vanish(key)
+
+    def returns(self) -> None:
+        """Its agent died and came back: the same host, another node, with nothing in its slabs."""
+        self.holds_only = 0
+        self.vanishes()
+        self.arrives()
+
+    def swaps(self) -> None:
+        """Another incarnation takes the host's key before the lease of the old one has run out."""
+        self.arrives()
+
+    def fails(self, cause: str = "killed", seconds_ago: str = "0", kind: str = "") -> None:
+        at = self.stage.now - float(seconds_ago)
+        signal, code = (9, None) if cause == "killed" else (None, 1)
+        error = "" if cause == "killed" else "UnavailableError" if kind else "ValueError"
+        step = self.stage.state.completed + 1
+        self.failure = Failure(FailureCause(cause), HOST, at, 1, step, code, signal, error, "", kind == "victim")
+        self._status()
+
+    def fell_first(self, seconds_ago: str) -> None:
+        """Its worker raised a while ago; the others have not heard of it yet."""
+        at = self.stage.now - float(seconds_ago)
+        step = self.stage.state.completed + 1
+        self.failure = Failure(FailureCause.USER_CODE, HOST, at, 1, step, 1, None, "ValueError", "no such file")
+
+    def holds(self, step: str) -> None:
+        """From now on it offers this snapshot alone."""
+        self.holds_only = int(step)
+
+    def corrupts(self) -> None:
+        """Its replica is not what the others have."""
+        self.diverges = True
+
+    def finishes(self) -> None:
+        self.done = True
+        self._status()
+
+    def is_interrupted(self) -> None:
+        now = self.stage.now
+        self._put(RequestRecord(HOST, "sigterm", now, now + 110.0))
+
+    def falls_silent(self) -> None:
+        """It is frozen: its records stand, it writes no new ones."""
+        self.silent = True
+
+    def leads(self) -> None:
+        """It was the first to take the leader's key."""
+        self._put(LeaderRecord(HOST, self.node_id))
+
+    # --- what it does by itself --------------------------------------------------------------------------------------
+
+    def react(self) -> None:
+        """Mirror what the generation wants."""
+        generation = self._generation()
+        if not self.there or self.silent or generation is None or not generation.has(self.node_id):
+            return
+        if generation.phase is Phase.FORMING:
+            self._ack(generation)
+        else:
+            self._status()
+        self._upload(generation)
+
+    def _generation(self) -> GenerationRecord | None:
+        kept = self.stage.records.get("generation")
+        return None if kept is None else kept[0]
+
+    def _ack(self, generation: GenerationRecord) -> None:
+        key = f"acks/{generation.number}/algo-1"
+        mine = self.stage.records.get(key)
+        if mine is None:
+            return
+        held = mine[0].held
+        if self.holds_only is not None:
+            held = tuple(each for each in held if each.step == self.holds_only)
+        port = 20000 + generation.number
+        failure, self.failure, self.done = self.failure, None, False
+        completed = mine[0].completed
+        self._put(AckRecord(generation.number, HOST, self.node_id, port, completed, held, failure))
+
+    def _status(self) -> None:
+        generation = self._generation()
+        if generation is None or generation.phase is Phase.FORMING or not generation.has(self.node_id):
+            return
+        mine = self.stage.records.get("status/algo-1")
+        if mine is None and self.failure is None:
+            return
+        seen = mine[0] if mine is not None else StatusRecord(HOST, "", generation.number, Standing.RUNNING)
+        standing = Standing.DONE if self.done else seen.standing
+        if seen.standing is Standing.FAILED or (seen.standing is Standing.DONE and not self.done):
+            standing = Standing.RUNNING
+        if seen.standing is Standing.LEFT:
+            standing = Standing.LEFT
+        if self.failure is not None:
+            standing = Standing.FAILED
+        self._put(
+            replace(seen, host=HOST, node_id=self.node_id, standing=standing, failure=self.failure,
+                    generation=generation.number)
+        )  # fmt: skip
+
+    def _upload(self, generation: GenerationRecord) -> None:
+        mine = self.stage.records.get(f"uploads/{generation.number}/{generation.save_step}/algo-1")
+        if not generation.save_step or mine is None:
+            return
+        objects = (StoredObject(f"o{generation.save_step}.1", "replicated", 1, 0, 1, "0"),)
+        digest = "other" if self.diverges else mine[0].digest
+        self._put(UploadRecord(generation.number, generation.save_step, HOST, digest, objects))
+
+    def _put(self, record: object) -> None:
+        kept = self.stage.records.get(record.key)
+        if kept is None or kept[0] != record:
+            self.stage.post(RecordSeen(record, self.stage.write(record)))

@@ -1,0 +1,266 @@
+"""One real node, `algo-1`, on a stage: every action it asks for is answered at once, and a peer mirrors what it does.
+
+A command of a transcript is a method of `Stage`; values are words. What the node thought about each event is one line:
+`now event -> reasons => actions`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from keepstep.core import actions as a
+from keepstep.core import events as e
+from keepstep.core.decide import decide, initial_state
+from keepstep.core.job import JobSpec
+from keepstep.core.records import LEASED, StoredObject
+from keepstep.intake.policy import load_policy
+from tests.scenarios.peer import Peer
+from tests.scenarios.telling import tell_turn
+
+START = 1_000.0
+LEASE_S = 5.0
+
+
+class Stage:
+    """A node, what it is surrounded by, and what is out of order there."""
+
+    def __init__(self, hosts: int = 2, store: bool = True, knobs: tuple[str, ...] = ()) -> None:
+        names = tuple(f"algo-{n}" for n in range(1, hosts + 1))
+        job = JobSpec(
+            name="job", host="algo-1", hosts=names, node_id="one", boot=0, address="10.0.0.1", port_base=20000, run="run1",
+            strategy="multi_worker", python="python", script="train.py", arguments=(), has_store=store, keeps_etcd=True,
+        )  # fmt: skip
+        self.now = START
+        self.state = initial_state(job, load_policy("default", knobs), self.now)
+        self.lines: list[str] = []
+        self.records: dict[str, tuple[object, int]] = {}
+        self.revision = self.leases = self.seals = 0
+        self.head: e.Head | None = None
+        self.worker = ""
+        self.entered = 0
+        self.page: dict[int, e.SlabSeal] = {}
+        self.out_of_order: set[str] = set()
+        self.peer = Peer(self) if hosts > 1 else None
+        self._inbox: deque[e.Event] = deque()
+
+    # --- the fold ----------------------------------------------------------------------------------------------------
+
+    def happens(self, event: e.Event) -> None:
+        """The node thinks about an event, then about the answers to what it asked for."""
+        self._inbox.append(event)
+        while self._inbox and self.state.exit_code is None:
+            event = self._inbox.popleft()
+            decision = decide(self.state, event, self.now)
+            self.state = decision.state
+            self.lines.append(tell_turn(self.now - START, event, decision))
+            for action in decision.actions:
+                self._answer(action)
+            if self.peer is not None:
+                self.peer.react()
+
+    def post(self, event: e.Event) -> None:
+        self._inbox.append(event)
+
+    def write(self, record: object) -> int:
+        """A record as etcd keeps it; returns its revision."""
+        self.revision += 1
+        self.records[record.key] = (record, self.revision)
+        return self.revision
+
+    def vanish(self, key: str) -> None:
+        if self.records.pop(key, None) is not None:
+            self.revision += 1
+            self.post(e.RecordGone(key, self.revision))
+
+    def _answer(self, action: a.Action) -> None:
+        match action:
+            case a.GrantLease() if "coordinator" in self.out_of_order:
+                self.post(e.OperationFailed(action.operation, "no answer", 3600.0))
+            case a.GrantLease():
+                self.leases += 1
+                self.post(e.LeaseGranted(self.leases, self.now + LEASE_S))
+            case a.Put():
+                self._put(action)
+            case a.StartWorker():
+                self.worker = action.worker_id
+            case a.StopWorker():
+                self.post(self._exit(signal=9))
+            case a.ClearSeal():
+                self.page.pop(action.slab, None)
+            case a.DropSlabs():
+                for slab in action.slabs:
+                    self.page.pop(slab, None)
+            case a.SampleEntered():
+                self.post(e.EnteredSampled(action.operation, action.worker_id, self.entered))
+            case _:
+                self._answer_from_store(action)
+
+    def _put(self, action: a.Put) -> None:
+        _, revision = self.records.get(action.record.key, (None, 0))
+        if "coordinator" in self.out_of_order:
+            self.post(e.OperationFailed(action.operation, "no answer", 3600.0))
+        elif revision != action.expect:
+            self.post(e.PutRefused(action.operation))
+        else:
+            self.post(e.RecordPut(action.operation, action.record, self.write(action.record)))
+
+    def _answer_from_store(self, action: a.Action) -> None:
+        operation = getattr(action, "operation", "")
+        remote = isinstance(action, a.UploadSnapshot | a.CommitCheckpoint | a.ReadHead | a.FetchSnapshot)
+        if remote and "store" in self.out_of_order:
+            self.post(e.OperationFailed(operation, "no route to the store", 1.0))
+        elif remote and "permission" in self.out_of_order:
+            self.post(e.StoreRefused(operation, "access denied"))
+        else:
+            self._answer_well(action)
+
+    def _answer_well(self, action: a.Action) -> None:
+        match action:
+            case a.VerifySlab() if f"slab {action.slab}" in self.out_of_order:
+                self.post(e.SnapshotBad(action.operation, action.slab, action.step, "checksum"))
+            case a.VerifySlab():
+                self.post(e.SnapshotVerified(action.operation, action.slab, action.step, f"d{action.step}"))
+            case a.UploadSnapshot():
+                item = StoredObject(f"o{action.step}.{action.rank}", "replicated", action.rank, 0, 1, "0")
+                done = e.SnapshotUploaded(
+                    action.operation, action.generation, action.step, f"d{action.step}", (item,), 0.5
+                )
+                self.post(done)
+            case a.CommitCheckpoint() if "fence" in self.out_of_order:
+                self.post(e.CommitRefused(action.operation, action.generation, action.step))
+            case a.CommitCheckpoint():
+                self.head = e.Head(action.generation, action.step, action.digest, f"manifests/{action.step}")
+                done = e.CheckpointCommitted(action.operation, action.generation, action.step, self.head.manifest, 0.2)
+                self.post(done)
+            case a.ReadHead():
+                head = self.head
+                if head is not None and head.manifest in action.without:
+                    head = replace(head, step=10, digest="d10", manifest="manifests/10")
+                self.post(e.HeadRead(action.operation, head))
+            case a.FetchSnapshot() if "checkpoint" in self.out_of_order and not action.manifest.endswith("/10"):
+                self.post(e.CheckpointCorrupt(action.operation, action.manifest, "checksum"))
+            case a.FetchSnapshot():
+                seal = self._seal(action.slab, int(action.manifest.rpartition("/")[2]))
+                self.post(e.SnapshotFetched(action.operation, seal, f"d{seal.step}"))
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def starts(self, *slabs: str) -> None:
+        """The agent starts; `0@16` is a slab that a former agent left, sealed at step 16."""
+        kept = [(int(number), int(step)) for number, _, step in (text.partition("@") for text in slabs)]
+        seals = tuple(self._seal(slab, step) for slab, step in kept)
+        self.happens(e.AgentStarted(tuple((slab, 100) for slab, _ in kept), seals))
+        self.happens(e.ClusterRead(tuple(self.records.values())))
+
+    def waits(self, seconds: str) -> None:
+        """Time passes; the lease is renewed meanwhile."""
+        self.now += float(seconds)
+        if self.state.lease is not None:
+            self.state = replace(self.state, lease=replace(self.state.lease, deadline=self.now + LEASE_S))
+        self.happens(e.TimerFired())
+
+    def freezes(self, seconds: str) -> None:
+        """Time passes, and nothing is renewed."""
+        self.now += float(seconds)
+        for key, (record, _) in list(self.records.items()):
+            mine = getattr(record, "host", "") == "algo-1"
+            if mine and isinstance(record, LEASED):
+                self.vanish(key)
+        self.happens(e.TimerFired())
+
+    def breaks(self, *what: str) -> None:
+        """store, permission, coordinator, fence, checkpoint, `slab 0`: from now on it does not do what it should."""
+        self.out_of_order.add(" ".join(what))
+
+    def heals(self, *what: str) -> None:
+        self.out_of_order.discard(" ".join(what))
+
+    def joins(self) -> None:
+        """The worker enters `fit`, gets its slabs and restores."""
+        step = self.state.restore[1] if self.state.restore is not None else 0
+        self.entered = step + 1
+        self.happens(e.WorkerStarted(self.worker, 4711))
+        self.happens(e.WorkerHello(self.worker))
+        self.happens(e.WorkerJoined(self.worker, "fit"))
+        self.happens(e.LayoutAnnounced(self.worker, 1, 100))
+        self.happens(e.WorkerRestored(self.worker, step, 0.1))
+
+    def grows(self, size_bytes: str) -> None:
+        """The worker's state has become larger."""
+        self.happens(e.LayoutAnnounced(self.worker, 2, int(size_bytes)))
+
+    def steps(self, step: str, snapshot_s: str = "0.001") -> None:
+        """The worker completes a step and seals it in the slab it was granted."""
+        self.now += 0.5
+        if self.state.lease is not None:
+            self.state = replace(self.state, lease=replace(self.state.lease, deadline=self.now + LEASE_S))
+        number = int(step)
+        self.entered = number + 1
+        if not self.state.workers[0].stepped:
+            self.happens(e.FirstStepCompleted(self.worker, number, self.now))
+        self.happens(e.StepsSampled(self.worker, number + 1, number, 0.5, float(snapshot_s)))
+        orders = self.state.orders
+        if orders is not None and orders.grant >= 0:
+            self.happens(e.SnapshotSealed(self.worker, self._seal(orders.grant, number)))
+
+    def dies(self, signal: str = "9") -> None:
+        self.happens(self._exit(signal=int(signal)))
+
+    def raises(self, error_type: str = "ValueError", kind: str = "") -> None:
+        """The script ends by an exception; `victim` where TensorFlow says that it follows from another one's death."""
+        error = e.FirstError(error_type, "bad batch", self.now - 0.1, self.entered, kind == "victim")
+        self.happens(self._exit(exit_code=1, error=error))
+
+    def runs_out_of_memory(self) -> None:
+        self.happens(self._exit(signal=9, out_of_memory=True))
+
+    def exits(self, code: str = "0") -> None:
+        self.happens(self._exit(exit_code=int(code)))
+
+    def ghost(self) -> None:
+        """A message of a worker that is gone already."""
+        self.happens(e.WorkerHello("one.99"))
+
+    def interrupted(self, grace_s: str = "110") -> None:
+        self.happens(e.InterruptionNoticed("sigterm", self.now + float(grace_s)))
+
+    def peer_(self, what: str, *values: str) -> None:
+        """Something happens on the other host; see `peer.Peer`."""
+        assert self.peer is not None
+        getattr(self.peer, what)(*values)
+        while self._inbox and self.state.exit_code is None:
+            self.happens(self._inbox.popleft())
+
+    def repeats(self, key: str) -> None:
+        """The watch tells again what it told before."""
+        record, revision = self.records[key]
+        self.happens(e.RecordSeen(record, revision))
+
+    def recalls(self, number: str) -> None:
+        """An older generation turns up at a newer revision, as after a restore of etcd's data."""
+        generation = self.records["generation"][0]
+        self.happens(e.RecordSeen(replace(generation, number=int(number)), self.revision + 1))
+
+    def committed(self, step: str) -> None:
+        """An earlier run left this checkpoint."""
+        self.head = e.Head(7, int(step), f"d{step}", f"manifests/{step}")
+
+    def trains(self, step: str = "8") -> None:
+        """From power-on to a world of which `step` is completed and sealed."""
+        self.starts()
+        if self.peer is not None:
+            self.peer_("arrives")
+        self.joins()
+        self.steps(step)
+
+    def _exit(self, **how: object) -> e.WorkerExited:
+        seals = tuple(self.page.values())
+        entered, completed = self.entered, self.state.completed
+        event = e.WorkerExited(self.worker, self.now, entered=entered, completed=completed, seals=seals)
+        return replace(event, **how)
+
+    def _seal(self, slab: int, step: int) -> e.SlabSeal:
+        self.seals += 1
+        self.page[slab] = e.SlabSeal(slab, step, self.seals, 100)
+        return self.page[slab]
