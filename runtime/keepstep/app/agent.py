@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import shutil
 import signal
 import sys
 import tempfile
+import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 import keepstep
 from keepstep.adapters.clock import Clock
@@ -35,8 +37,8 @@ from keepstep.adapters.worker_link import WorkerLink
 from keepstep.app.coordination import Coordination
 from keepstep.app.executor import Executor, Tools, seal_event
 from keepstep.app.gpus import watch_gpus
-from keepstep.app.launching import Launcher, Places
-from keepstep.app.options import TrainOptions, parse_train_options
+from keepstep.app.launching import Launcher, Places, write_failure
+from keepstep.app.options import TrainOptions, find_base_dir, parse_train_options
 from keepstep.app.sampling import Sampler
 from keepstep.app.storing import Storing
 from keepstep.app.supervisor import Supervisor
@@ -46,7 +48,7 @@ from keepstep.core.causes import FailureCause
 from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
 from keepstep.core.state import State
-from keepstep.errors import ConfigError, KeepstepError, QuorumError
+from keepstep.errors import ConfigError, ExitCode, KeepstepError, QuorumError
 from keepstep.intake.contract import (
     Contract,
     ContractOptions,
@@ -78,24 +80,50 @@ class Setup:
 
 def main(argv: list[str] | None = None) -> int:
     """Run this host's agent under init, and return the host's exit code."""
+    sys.excepthook = end_of_a_bug
     environ = read_environment()
     lines = LineQueue(standard_sinks()[1])
-    failure_file: Path | None = None
+    words = sys.argv[1:] if argv is None else argv
+    base_dir = find_base_dir(words)
     try:
-        options = parse_train_options(sys.argv[1:] if argv is None else argv)
-        failure_file = options.base_dir / "output" / "failure"
+        options = parse_train_options(words)
+        base_dir = options.base_dir
         init = InitLink.from_environment(environ)
         setup = read_setup(options, environ, init.state.boot)
         return asyncio.run(Agent(setup, init, lines).run())
     except KeepstepError as error:
-        lines.post(f"keepstep | {error.describe()}".encode())
-        if failure_file is not None:
-            with contextlib.suppress(OSError):
-                failure_file.parent.mkdir(parents=True, exist_ok=True)
-                failure_file.write_bytes(error.describe().encode()[:1024])
-        return int(error.exit_code)
+        return report(error, base_dir, lines)
+    except ExceptionGroup as group:  # of what ran side by side
+        ours, bugs = group.split(KeepstepError)
+        if ours is None or bugs is not None:
+            raise
+        return report(first_of(ours), base_dir, lines)
     finally:
         lines.close(_LAST_WORDS_S)
+
+
+def report(error: KeepstepError, base_dir: Path, lines: LineQueue) -> int:
+    """Say what is wrong, to people and in the failure file; return the exit code."""
+    text = error.describe()
+    lines.post(f"keepstep | {text}".encode())
+    try:
+        write_failure(base_dir / "output" / "failure", text)
+    except OSError as second:
+        lines.post(f"keepstep | the failure file can not be written: {second}".encode())
+    return int(error.exit_code)
+
+
+def first_of(group: ExceptionGroup[KeepstepError]) -> KeepstepError:
+    """The error that ended the group: the others were under way when it came."""
+    first = group.exceptions[0]
+    return first_of(first) if isinstance(first, ExceptionGroup) else first
+
+
+def end_of_a_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """End with the code by which init knows that another agent may do better; Python's own would be 1."""
+    traceback.print_exception(kind, error, trace)
+    sys.stderr.flush()
+    os._exit(ExitCode.BUG)
 
 
 def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Setup:
@@ -129,6 +157,7 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         keeps_etcd=len(hosts) > 1 and host == hosts[0] and policy.coordination.endpoints == "embedded",
     )
     environment = user_environment(contract, environ)
+    check_interpreter(job.python, contract.code_dir, environment.get("PATH"))
     environment["KEEPSTEP_INSTRUMENT"] = policy.launch.instrument
     forget_own_source(environment)
     scratch = options.scratch_dir or Path(tempfile.gettempdir()) / f"keepstep-{contract.job_name}-{host}"
@@ -186,7 +215,7 @@ class Agent:
         link = WorkerLink(self._init, self._init.state.kept, on_message)
         await link.open()
         sampler = Sampler(link, self._clock, metrics, supervisor.post)
-        launcher = Launcher(job.host, setup.environment, setup.places, link=link, log=self.log)
+        launcher = make_launcher(setup, link, self.log)
         coordination = Coordination(coordinator, job.name, self._clock, supervisor.post, self.log)
         storing = Storing(job.name, setup.store, policy, supervisor.post, self.log)
         memo = self._init.state.memo
@@ -274,7 +303,7 @@ class Agent:
             data_dir = choose_data_dir(f"{DATA_PREFIX}{token[:8]}", scratch)
             note_data_dir(scratch, data_dir)
         except OSError as error:
-            raise ConfigError(str(error), "a folder that can be written", key="--scratch-dir") from error
+            raise unusable_scratch(error) from error
         try:
             binary = find_etcd(self._setup.environment.get("PATH"))
         except EtcdMissing as error:
@@ -284,6 +313,37 @@ class Agent:
         command = plan_member(binary, spec)
         self.log(f"etcd on {command.endpoint}, data in {data_dir}")
         await self._init.companion("etcd", command.argv, command.env, str(command.log_path))
+
+
+def make_launcher(setup: Setup, link: WorkerLink, log: Callable[[str], None]) -> Launcher:
+    """Lay out what workers are started with.
+
+    Raises:
+        ConfigError: the scratch folder can not be used.
+    """
+    try:
+        return Launcher(setup.job.host, setup.environment, setup.places, link=link, log=log)
+    except OSError as error:
+        raise unusable_scratch(error) from error
+
+
+def unusable_scratch(error: OSError) -> ConfigError:
+    return ConfigError(str(error), "a folder that can be written", key="--scratch-dir")
+
+
+def check_interpreter(python: str, code_dir: Path, search_path: str | None) -> None:
+    """See that the user's interpreter can be started, the way a worker will be.
+
+    Raises:
+        ConfigError: it is not there, or is no program.
+    """
+    found = shutil.which(str(code_dir / python) if os.sep in python else python, path=search_path)
+    if found is None:
+        raise ConfigError(
+            f"found {python}, which is not there or can not be executed",
+            "a Python interpreter: a name on PATH, or a path",
+            key="launch.python",
+        )
 
 
 def open_metrics(policy: Policy) -> Metrics:
@@ -310,7 +370,7 @@ def open_journal(places: Places, log: Callable[[str], None]) -> JournalWriter:
         try:
             return JournalWriter(places.scratch / "journal.jsonl")
         except OSError as second:
-            raise ConfigError(str(second), "a folder that can be written", key="--scratch-dir") from second
+            raise unusable_scratch(second) from second
 
 
 if __name__ == "__main__":

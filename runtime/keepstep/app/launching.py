@@ -14,7 +14,8 @@ from keepstep.adapters.processes import ProcessHost, WorkerProcess, WorkerSpec
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.core.actions import StartWorker
 
-_FAILURE_BYTES_MAX = 1024
+FAILURE_BYTES_MAX = 1024
+"""The platform shows no more of a failure file."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,19 @@ class Launcher:
     def write_failure(self, text: str) -> None:
         """Write the failure file; what matters first, since the platform shows 1,024 bytes."""
         try:
-            self._failure_file.parent.mkdir(parents=True, exist_ok=True)
-            self._failure_file.write_bytes(text.encode()[:_FAILURE_BYTES_MAX])
+            write_failure(self._failure_file, text)
         except OSError as error:
             self.log(f"{self._failure_file} can not be written: {error}")
+
+
+def write_failure(path: Path, text: str) -> None:
+    """Write a failure file, cut to what the platform shows.
+
+    Raises:
+        OSError: it can not be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text.encode()[:FAILURE_BYTES_MAX].decode(errors="ignore"), encoding="utf-8")
 
 
 def make_guest(folder: Path) -> Path:

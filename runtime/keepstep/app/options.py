@@ -43,14 +43,27 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message, "keepstep train [OPTIONS] [SCRIPT [ARGS...]]", file="command line")
 
 
+def _base_dir_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="keepstep train", add_help=False, allow_abbrev=False)
+    parser.add_argument("--base-dir", type=Path, default=Path("/opt/ml"))
+    return parser
+
+
+def find_base_dir(argv: list[str]) -> Path:
+    """The base directory, whatever else is wrong with the command line: what is wrong is written down there."""
+    try:
+        return Path(_base_dir_parser().parse_known_args(argv)[0].base_dir)
+    except ConfigError:
+        return Path("/opt/ml")
+
+
 def parse_train_options(argv: list[str]) -> TrainOptions:
     """Read the words after `train`.
 
     Raises:
         ConfigError: an option is unknown or lacks its value.
     """
-    parser = _Parser(prog="keepstep train", add_help=False, allow_abbrev=False)
-    parser.add_argument("--base-dir", type=Path, default=Path("/opt/ml"))
+    parser = _base_dir_parser()
     parser.add_argument("--policy")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KNOB=VALUE")
     parser.add_argument("--store")
