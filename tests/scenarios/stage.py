@@ -28,8 +28,9 @@ class Stage:
     def __init__(self, hosts: int = 2, store: bool = True, knobs: tuple[str, ...] = ()) -> None:
         names = tuple(f"algo-{n}" for n in range(1, hosts + 1))
         job = JobSpec(
-            name="job", host="algo-1", hosts=names, node_id="one", boot=0, address="10.0.0.1", port_base=20000, run="run1",
-            strategy="multi_worker", python="python", script="train.py", arguments=(), has_store=store, keeps_etcd=True,
+            name="job", host="algo-1", hosts=names, node_id="one", boot=0, address="10.0.0.1", port_base=20000,
+            run="run1", strategy="multi_worker", python="python", script="train.py", arguments=(), has_store=store,
+            keeps_etcd=True,
         )  # fmt: skip
         self.now = START
         self.state = initial_state(job, load_policy("default", knobs), self.now)

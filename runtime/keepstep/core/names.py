@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 
-_DIGITS = re.compile(r"(\d+)")
+_DIGITS = re.compile(r"([0-9]+)")
 
 
 def natural_key(host: str) -> tuple[tuple[int, int, str], ...]:
     """A sort key under which `algo-2` comes before `algo-10`."""
-    return tuple((1, int(part), "") if part.isdigit() else (0, 0, part) for part in _DIGITS.split(host))
+    words = _DIGITS.split(host)
+    return tuple((1, int(word), "") if place % 2 else (0, 0, word) for place, word in enumerate(words))
 
 
 def in_natural_order(hosts: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,56 @@
+"""How often a snapshot is taken: seldom enough to be cheap, and in steps that ranks share while they change."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.core.policy import Policy
+from keepstep.core.records import Standing, StatusRecord
+from keepstep.core.saving import STALL_RATIO_MAX, next_snapshot_every
+from tests.unit.core.values import a_generation, a_turn
+
+powers = st.sampled_from([2**n for n in range(11)])
+
+
+def statuses(*costs: float) -> dict[str, StatusRecord]:
+    hosts = [f"algo-{n}" for n in range(1, len(costs) + 1)]
+    return {
+        host: StatusRecord(host, f"node of {host}", 3, Standing.RUNNING, snapshot_cost_ratio=cost)
+        for host, cost in zip(hosts, costs, strict=True)
+    }
+
+
+def every(current: int, *costs: float) -> int:
+    return next_snapshot_every(a_turn(), a_generation(snapshot_every=current), statuses(*costs))
+
+
+def test_the_policys_word_holds():
+    policy = Policy.model_validate({"checkpoint": {"snapshot_every": "7 steps"}})
+    assert next_snapshot_every(a_turn(policy), a_generation(snapshot_every=7), statuses(9.0)) == 7
+
+
+def test_unmeasured_costs_change_nothing():
+    assert every(8) == every(8, 0.0, 0.0) == 8
+
+
+@given(powers, st.lists(st.floats(0.0001, 9.0), min_size=1, max_size=4))
+def test_snapshots_stay_within_their_share_and_are_powers_of_two(current, costs):
+    wanted = every(current, *costs)
+    assert wanted.bit_count() == 1
+    assert max(costs) / wanted <= STALL_RATIO_MAX
+
+
+@given(powers, st.floats(0.0001, 9.0))
+def test_the_cadence_settles(current, cost):
+    once = every(current, cost)
+    assert every(once, cost) == once
+
+
+def test_a_little_cheaper_is_no_reason_to_change():
+    assert every(16, 0.08) == 16
+    assert every(16, 0.04) == 4
+
+
+def test_the_slowest_host_decides():
+    assert every(1, 0.005, 0.3) == 32

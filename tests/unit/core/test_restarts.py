@@ -1,0 +1,173 @@
+"""Which failure was first, what it costs, and when to stop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.core.causes import FailureCause
+from keepstep.core.events import FirstError, WorkerExited
+from keepstep.core.policy import Policy
+from keepstep.core.reasons import Reason
+from keepstep.core.restarts import backoff_s, classify_exit, describe, exit_code_of, judge, root_cause
+from tests.unit.core.values import a_failure, a_generation, a_policy, an_entry, failures
+
+NOW = 10_000.0
+
+
+@given(st.lists(failures, max_size=6))
+def test_the_root_cause_is_the_first_culprit_and_a_victim_only_where_all_are(found):
+    root = root_cause(found)
+    culprits = [failure for failure in found if not failure.victim]
+    assert (root is None) == (not found)
+    if root is not None:
+        assert root in (culprits or found)
+        assert root.at == min(failure.at for failure in culprits or found)
+
+
+def test_a_victim_that_was_seen_first_is_not_to_blame():
+    victim, culprit = a_failure(1.0, FailureCause.PEER, victim=True), a_failure(2.0)
+    assert root_cause([victim, culprit]) == culprit
+
+
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        (WorkerExited("w", 5.0, exit_code=1), FailureCause.USER_CODE),
+        (WorkerExited("w", 5.0, signal=9), FailureCause.KILLED),
+        (WorkerExited("w", 5.0, signal=9, out_of_memory=True), FailureCause.OUT_OF_MEMORY),
+        (
+            WorkerExited("w", 5.0, exit_code=1, error=FirstError("UnavailableError", "", 4.0, 3, True)),
+            FailureCause.PEER,
+        ),
+        (
+            WorkerExited("w", 5.0, exit_code=1, error=FirstError("ValueError", "", 4.0, 3, False)),
+            FailureCause.USER_CODE,
+        ),
+        (
+            WorkerExited(
+                "w", 5.0, signal=9, out_of_memory=True, error=FirstError("UnavailableError", "", 4.0, 3, True)
+            ),
+            FailureCause.PEER,
+        ),
+    ],
+)
+def test_an_exit_is_classified(event, cause):
+    assert classify_exit("algo-1", 0, event).cause is cause
+
+
+def test_a_failure_is_dated_by_the_exception_where_there_is_one():
+    event = WorkerExited(
+        "w", 5.0, exit_code=1, error=FirstError("ValueError", "bad", 4.0, 3, False), entered=8, completed=7
+    )
+    failure = classify_exit("algo-1", 2, event)
+    assert (failure.at, failure.step, failure.rank, failure.error_type) == (4.0, 8, 2, "ValueError")
+
+
+def test_a_planned_restart_costs_nothing():
+    ledger = (an_entry(a_failure(NOW - 5.0)),)
+    verdict = judge(a_policy(budget="1 per 1h", ceiling=0), a_generation(ledger=ledger), None, NOW)
+    assert (verdict.restart, verdict.ledger, verdict.not_before) == (True, ledger, 0.0)
+
+
+def test_a_failure_is_charged_once():
+    failure = a_failure(NOW - 1.0)
+    verdict = judge(Policy(), a_generation(), failure, NOW)
+    assert (verdict.restart, verdict.ledger) == (True, (an_entry(failure),))
+
+
+def test_what_lies_outside_the_window_is_forgiven():
+    ledger = tuple(an_entry(a_failure(at, message=str(at))) for at in (NOW - 3700.0, NOW - 3601.0, NOW - 10.0))
+    verdict = judge(a_policy(budget="2 per 1h"), a_generation(ledger=ledger), a_failure(NOW), NOW)
+    assert verdict.restart
+    assert [entry.at for entry in verdict.ledger] == [NOW - 10.0, NOW]
+
+
+def test_the_budget_stops_with_the_workers_own_code():
+    ledger = tuple(an_entry(a_failure(NOW - wait, message=str(wait))) for wait in (3.0, 2.0))
+    verdict = judge(a_policy(budget="2 per 1h"), a_generation(ledger=ledger), a_failure(NOW, exit_code=17), NOW)
+    assert (verdict.restart, verdict.reason, verdict.exit_code) == (False, Reason.BUDGET_SPENT, 17)
+
+
+def test_the_ceiling_counts_all_restarts_of_the_job():
+    verdict = judge(a_policy(ceiling=4), a_generation(restarts=4), a_failure(NOW), NOW)
+    assert (verdict.restart, verdict.reason) == (False, Reason.CEILING_REACHED)
+    assert judge(a_policy(ceiling=5), a_generation(restarts=4), a_failure(NOW), NOW).restart
+
+
+@pytest.mark.parametrize(
+    ("change", "stops"),
+    [({}, True), ({"step": 8}, False), ({"error_type": "KeyError"}, False), ({"message": "other"}, False)],
+)
+def test_the_same_error_at_the_same_step_is_a_crash_loop(change, stops):
+    ledger = tuple(an_entry(a_failure(NOW - wait)) for wait in (3.0, 2.0))
+    verdict = judge(a_policy(same_step=3), a_generation(ledger=ledger), a_failure(NOW, **change), NOW)
+    assert (verdict.reason is Reason.SAME_STEP_AGAIN) == stops
+
+
+@pytest.mark.parametrize("cause", [FailureCause.HOST_LOST, FailureCause.AGENT_LOST, FailureCause.LEASE_LOST])
+def test_what_the_platform_does_twice_at_one_step_is_no_crash_loop(cause):
+    failure = a_failure(NOW, cause, exit_code=None, error_type="", message="")
+    ledger = (an_entry(failure),) * 5
+    assert judge(a_policy(same_step=2), a_generation(ledger=ledger), failure, NOW).restart
+
+
+def test_the_policys_response_comes_before_the_budget():
+    gpu = judge(Policy(), a_generation(), a_failure(NOW, FailureCause.GPU_FAULT, exit_code=None), NOW)
+    memory = judge(Policy(), a_generation(), a_failure(NOW, FailureCause.OUT_OF_MEMORY, exit_code=None, signal=9), NOW)
+    assert (gpu.restart, gpu.reason, gpu.exit_code) == (False, Reason.POLICY_STOPS, 76)
+    assert (memory.restart, memory.reason, memory.exit_code) == (False, Reason.POLICY_STOPS, 137)
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (a_failure(exit_code=3), 3),
+        (a_failure(exit_code=None, signal=11), 139),
+        (a_failure(cause=FailureCause.HOST_LOST, exit_code=None), 75),
+        (a_failure(cause=FailureCause.LEASE_LOST, exit_code=None), 75),
+        (a_failure(cause=FailureCause.GPU_FAULT, exit_code=None), 76),
+        (a_failure(cause=FailureCause.STORE, exit_code=None), 77),
+        (a_failure(cause=FailureCause.AGENT_LOST, exit_code=None), 70),
+        (a_failure(exit_code=0, signal=None), 70),
+    ],
+)
+def test_the_exit_code_says_who_must_act(failure, code):
+    assert exit_code_of(failure) == code
+
+
+@given(st.floats(0, 600), st.floats(0, 600), st.integers(0, 10_000))
+def test_backoff_doubles_up_to_its_limit(first, more, before):
+    backoff = {"first": f"{first:.3f}s", "max": f"{first + more + 0.001:.3f}s"}
+    policy = a_policy(backoff=backoff)
+    wait_s = backoff_s(policy, before)
+    limit_s = policy.restart.backoff.max
+    assert 0.0 <= wait_s <= limit_s
+    assert backoff_s(policy, before + 1) in (pytest.approx(2 * wait_s), limit_s, 0.0)
+    assert backoff_s(policy, 0) == policy.restart.backoff.first
+
+
+def test_the_wait_counts_from_the_failure():
+    policy = a_policy(backoff={"first": "2s", "max": "60s"})
+    ledger = (an_entry(a_failure(NOW - 100.0, message="other")),)
+    assert judge(policy, a_generation(ledger=ledger), a_failure(NOW - 1.0), NOW).not_before == NOW - 1.0 + 4.0
+
+
+@given(st.lists(failures, min_size=1, max_size=12))
+def test_a_verdict_never_charges_more_than_one_failure(found):
+    generation = a_generation(ledger=tuple(an_entry(failure) for failure in found[1:]))
+    verdict = judge(Policy(), generation, found[0], NOW)
+    assert len(verdict.ledger) <= len(generation.ledger) + verdict.restart
+    assert verdict.restart or verdict.exit_code
+
+
+def test_a_failure_is_told_in_one_line():
+    told = describe(a_failure(exit_code=1))
+    assert told == "user_code on algo-1 rank 0 at step 7 with exit code 1: ValueError: bad"
+    assert describe(replace(a_failure(exit_code=None, signal=9), error_type="")).endswith("at step 7 by signal 9")
+    assert describe(a_failure(cause=FailureCause.HOST_LOST, rank=-1, exit_code=None, error_type="")) == (
+        "host_lost on algo-1 at step 7"
+    )
