@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -15,6 +14,7 @@ from keepstep.ports import GpuSample
 
 _SILENT_POLLS = 6
 _AGAIN_S = 30.0
+_LAST_WORDS_S = 2.0
 
 
 class GpuSink(Protocol):
@@ -31,12 +31,17 @@ async def watch_gpus(policy: Policy, sink: GpuSink, log: Callable[[str], None]) 
             sys.executable, "-m", "keepstep.adapters.nvml", "--every", str(every_s),
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
+        found = True
         try:
             found = await _listen(process, every_s * _SILENT_POLLS + 10.0, sink)
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await process.wait()  # killing one that ends by itself would take its status from whoever waits for it
+        except TimeoutError:
+            log("the GPU probe hangs")
         finally:
-            with contextlib.suppress(ProcessLookupError):
+            if process.returncode is None:
                 process.kill()
-            await process.wait()
+                await process.wait()
         if not found:
             return
         log(f"the GPU probe ended or fell silent; asked again in {_AGAIN_S:.0f} s")
