@@ -88,7 +88,7 @@ def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
 def test_two_seconds_without_etcd_restart_nothing(
     how: str, script: str, undisturbed: Results, etcd: EtcdServer, tmp_path: Path
 ) -> None:
-    """Each connection is reset and new ones are refused, or nothing passes any more."""
+    """Each connection is reset and new ones are refused (cut), or nothing passes any more (freeze)."""
     with TcpProxy("127.0.0.1", etcd.port) as proxy:
         elsewhere = ("--set", f"coordination.endpoints=[{proxy.endpoint}]", "--set", "coordination.lease=5s")
         with run_of(tmp_path, script, *elsewhere) as run:
