@@ -222,7 +222,7 @@ class Fit:
     def resume_at(self, position: Position) -> None:
         """Begin at a position of this fit instead of at its start."""
         self.resume, self.begun = position, position.begun
-        self._bound.arguments["initial_epoch"] = position.epoch
+        self.flavour.begin_at(self._bound.arguments, position.epoch)
 
     def give_back(self, record: dict[str, Any]) -> Any:
         """Return the History of this fit, which finished before the restart, without training again."""
@@ -242,11 +242,12 @@ class Fit:
             callbacks.append(history)
         for callback in callbacks:
             callback.set_model(self._model)
+            callback.set_params(record["params"])
         fit_state.CallbackStates(callbacks).restore(record["callbacks"], record["arrays"].__getitem__)
         self._model.history = history
         fit_state.restore_random_state(record["random"])
         if self.ordinal == position.fit:
-            training.step = position.step
+            training.step, training.view = position.step, None
             training.session.join(self.flavour.kind, position.step)
             training.session.restoration_done(position.step)
             training.session.finish()
@@ -262,8 +263,12 @@ class Fit:
         if self.resume is not None:
             raise RestoreError(f"the data of epoch {self._epoch} ended before batch {self.resume.batch}")
         callbacks, arrays = self._states.save()
-        record = {"callbacks": callbacks, "arrays": arrays, "random": fit_state.random_state()}
-        self.training.fits.append(record)
+        self.training.fits.append({
+            "callbacks": callbacks,
+            "arrays": arrays,
+            "params": fit_state.keepable(getattr(self._callbacks, "params", None) or {}),
+            "random": fit_state.random_state(),
+        })  # fmt: skip
         self._finished = True
         self.training.session.finish()
         return history

@@ -189,14 +189,19 @@ def _resolved(value: Any, array: Callable[[str], Any]) -> Any:
 
 
 def plain_logs(logs: Any) -> dict[str, Any]:
-    """Return a step's logs with numbers in place of tensors."""
+    """Return a step's logs with numbers in place of tensors, without what can not be kept."""
     plain = {}
     for name, value in (logs or {}).items():
         if isinstance(value, Mapping):
             plain[name] = plain_logs(value)
         else:
             plain[name] = value.numpy() if hasattr(value, "numpy") else value
-    return plain
+    return keepable(plain)
+
+
+def keepable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries that `codec` can hold."""
+    return {name: value for name, value in values.items() if _picked(value, {}, name) is not None}
 
 
 def array_tensor(key: str, value: Any) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 
 from keepstep_worker.fit import active, advance, instrument
 from keepstep_worker.fit_state import tensorflow_generator
+from keepstep_worker.training import optimizers_of
 
 
 def install(module: Any) -> None:
@@ -166,8 +167,10 @@ class _Keras3:
         return [*model.variables, *model.non_trainable_variables, *model.metrics_variables]
 
     def optimizer(self, model: Any) -> list[Any]:
-        optimizer = getattr(model, "optimizer", None)
-        return list(optimizer.variables) if optimizer is not None else []
+        return [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
+
+    def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
+        arguments["initial_epoch"] = epoch
 
     def execution_steps(self, model: Any) -> int:
         return int(model.steps_per_execution)

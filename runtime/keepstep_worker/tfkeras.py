@@ -8,6 +8,7 @@ from typing import Any
 
 from keepstep_worker.fit import active, advance, instrument
 from keepstep_worker.fit_state import tensorflow_generator
+from keepstep_worker.training import optimizers_of
 
 
 def install(module: Any) -> None:
@@ -18,7 +19,8 @@ def install(module: Any) -> None:
     """
     callbacks = module.callbacks_module
     instrument(module.Model, callbacks.CallbackList, _TfKeras(callbacks))
-    _read_past_epochs_again(module.data_adapter.DataHandler)
+    _begin_at_epoch(module.Model)
+    _read_past_epochs_again(module.data_adapter)
 
 
 class _TfKeras:
@@ -43,15 +45,18 @@ class _TfKeras:
         return [*variables, model._train_counter]
 
     def optimizer(self, model: Any) -> list[Any]:
-        optimizer = getattr(model, "optimizer", None)
-        if optimizer is None:
-            return []
-        variables = _listed(optimizer.variables)
-        for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-            rates = [getattr(each, "_learning_rate", None), getattr(each, "_current_learning_rate", None)]
-            rates += getattr(each, "_hyper", {}).values()
-            variables += [rate for rate in rates if hasattr(rate, "assign")]
+        variables: list[Any] = []
+        for optimizer in optimizers_of(model):
+            listed = optimizer.variables
+            variables += listed() if callable(listed) else listed
+            for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+                rates = [getattr(each, "_learning_rate", None), getattr(each, "_current_learning_rate", None)]
+                rates += getattr(each, "_hyper", {}).values()
+                variables += [rate for rate in rates if hasattr(rate, "assign")]
         return variables
+
+    def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
+        """Leave the arguments alone: the data is made for as many epochs as they say."""
 
     def execution_steps(self, model: Any) -> int:
         steps = getattr(model, "_steps_per_execution", None)
@@ -69,12 +74,22 @@ def _existing(model: Any, kind: str) -> list[Any]:
         return []
 
 
-def _listed(variables: Any) -> list[Any]:
-    return list(variables() if callable(variables) else variables)
+def _begin_at_epoch(owner: Any) -> None:
+    """Make a resumed fit begin in its position's epoch, with its data made for all epochs."""
+    original = owner._maybe_load_initial_counters_from_ckpt
+
+    @functools.wraps(original)
+    def load_initial_counters(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loaded = original(self, *args, **kwargs)
+        fit = active()
+        return loaded if fit is None or fit.resume is None else (fit.resume.epoch, 0)
+
+    owner._maybe_load_initial_counters_from_ckpt = load_initial_counters
 
 
-def _read_past_epochs_again(handlers: Any) -> None:
+def _read_past_epochs_again(adapters: Any) -> None:
     """Make the data handler, in a resumed fit, take up the data where the epochs before left it."""
+    handlers = adapters.DataHandler
     epochs_of, steps_of = handlers.enumerate_epochs, handlers.steps
 
     @functools.wraps(epochs_of)
@@ -89,7 +104,11 @@ def _read_past_epochs_again(handlers: Any) -> None:
         epochs = 0
         if fit is not None:
             epochs, self._inferred_steps = fit.before_batches(lambda: iter(self._dataset), self._inferred_steps)
-        if epochs and not self._adapter.should_recreate_iterator():
+        if self._adapter.should_recreate_iterator():
+            epochs = 0
+        elif isinstance(self._adapter, adapters.TensorLikeDataAdapter) and self._steps_per_epoch is None:
+            epochs = 0  # the arrays, whole, once an epoch
+        if epochs:
             advance(self._keepstep_iterator, epochs * self._inferred_steps)
         yield from steps_of(self)
 

@@ -60,7 +60,10 @@ class Flavour(Protocol):
         """Return all other variables of the model; trainable ones may be among them."""
 
     def optimizer(self, model: Any) -> Iterable[Any]:
-        """Return the optimizer's variables, the learning rate included where it is one."""
+        """Return the variables of the model's optimizers, learning rates included where they are such."""
+
+    def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
+        """Have a fit with these arguments begin in a later epoch."""
 
     def execution_steps(self, model: Any) -> int:
         """Return how many batches one call of the train function takes."""
@@ -141,3 +144,10 @@ class Training:
 def _prefixes(index: int) -> tuple[str, str]:
     suffix = str(index + 1) if index else ""
     return f"model{suffix}", f"optimizer{suffix}"
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Return the optimizer that a model was compiled with, and those that it keeps as attributes of its own."""
+    found = [getattr(model, "optimizer", None), *vars(model).values()]
+    found = [each for each in found if hasattr(each, "apply_gradients") and hasattr(each, "variables")]
+    return list({id(each): each for each in found}.values())

@@ -1,7 +1,7 @@
 """Trainings of a user's script, one for each thing that `fit` can be asked for; small, seeded, and deterministic.
 
-Run by the user's interpreter. Writes all histories and all variables (as hexadecimal bytes) to the JSON file that is
-named last.
+Run by the user's interpreter: flavour, names of cases with commas between, and the JSON file for all histories and all
+variables (as hexadecimal bytes).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if sys.argv[1] == "keras3":
 else:
     import tf_keras as keras
 
+several_hosts = "TF_CONFIG" in os.environ
+STRATEGY = tf.distribute.MultiWorkerMirroredStrategy() if several_hosts else tf.distribute.get_strategy()
 DRAW = np.random.default_rng(3)
 X = DRAW.normal(size=(96, 12)).astype("float32")
 Y = X[:, :3].argmax(axis=1).astype("int32")
@@ -45,12 +47,15 @@ class Losses(keras.callbacks.Callback):
 
 
 def build(**options: Any) -> Any:
+    """A model that knows the shape of its inputs, and so has its variables, only from the first batch on."""
     layers = [keras.layers.Dense(16, activation="relu"), keras.layers.BatchNormalization()]
     if NOISY:
         layers.append(keras.layers.Dropout(0.3))
-    model = keras.Sequential([*layers, keras.layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(options.pop("optimizer", None) or keras.optimizers.Adam(0.02), loss, metrics=["accuracy"], **options)
+    with STRATEGY.scope():
+        model = keras.Sequential([*layers, keras.layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        optimizer = options.pop("optimizer", None) or keras.optimizers.Adam(0.02)
+        model.compile(optimizer, loss, metrics=["accuracy"], **options)
     return model
 
 
@@ -69,7 +74,7 @@ def generated() -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(rows, output_signature=like)
 
 
-def callbacks() -> tuple[list[Any], list[Any]]:
+def watched() -> tuple[list[Any], list[Any]]:
     model, losses = build(), Losses()
     watching = [
         keras.callbacks.EarlyStopping(monitor="val_loss", min_delta=0.1, patience=1, restore_best_weights=True),
@@ -144,16 +149,29 @@ def pause(where: str) -> None:
 
 
 def main() -> None:
+    _, cases, out = sys.argv[1:]
     tf.config.experimental.enable_op_determinism()
-    keras.utils.set_random_seed(11)
-    models, results = globals()[sys.argv[2]]()
+    results = {}
+    for case in cases.split(","):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(11)
+        results[case] = outcome(*globals()[case]())
+    with open(out, "w", encoding="utf-8") as file:
+        json.dump(results, file, default=float)
+
+
+def outcome(models: list[Any], results: list[Any]) -> dict[str, Any]:
     variables = [
-        [variable.numpy().tobytes().hex() for variable in [*model.variables, *optimizer_variables(model)]]
+        [local(variable).numpy().tobytes().hex() for variable in [*model.variables, *optimizer_variables(model)]]
         for model in models
     ]
-    results.append(np.random.rand())
-    with open(sys.argv[3], "w", encoding="utf-8") as file:
-        json.dump({"results": results, "variables": variables}, file, default=float)
+    return {"results": [*results, np.random.rand()], "variables": variables}
+
+
+def local(variable: Any) -> Any:
+    """This rank's own part of a variable."""
+    variable = getattr(variable, "_value", variable)
+    return getattr(variable, "values", [variable])[0]
 
 
 def optimizer_variables(model: Any) -> list[Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.e2e.cluster import tf_configs
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).with_name("keras_job.py")
@@ -25,18 +25,14 @@ def run(tmp_path: Path, *options: str, hosts: int) -> tuple[list[dict[str, Any]]
 
     Returns each rank's result (empty where a rank failed), the exit codes, and what all ranks printed.
     """
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(hosts)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        cluster = {"worker": [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]}
     outs = [tmp_path / f"{len(os.listdir(tmp_path))}-{rank}.json" for rank in range(max(1, hosts))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "runtime"), "TF_CPP_MIN_LOG_LEVEL": "2"}
     environment.pop("TF_CONFIG", None)
     workers = []
-    for rank, out in enumerate(outs):
-        if hosts:
-            environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+    configs = tf_configs(hosts) or [None]
+    for out, config in zip(outs, configs, strict=True):
+        if config is not None:
+            environment["TF_CONFIG"] = config
         command = [PYTHON, str(JOB), *options, str(out)]
         with out.with_suffix(".log").open("wb") as log:
             workers.append(subprocess.Popen(command, env=dict(environment), stdout=log, stderr=subprocess.STDOUT))
