@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +29,26 @@ class JournalError(Exception):
 class JournalWriter:
     """Writes lines in the order of their posting; drops and counts them where the disk does not keep up."""
 
-    def __init__(self, path: Path, *, file_bytes_max: int = FILE_BYTES_MAX) -> None:
+    def __init__(
+        self, path: Path, *, file_bytes_max: int = FILE_BYTES_MAX, on_dropped: Callable[[str], None] | None = None
+    ) -> None:
         """Begin a new journal at `path`; one that is there is kept as `path.1`, `path.2`, ...
+
+        Args:
+            path: of the newest file.
+            file_bytes_max: the size from which on it wants a rotation.
+            on_dropped: told why, from any thread, for each turn that is not written.
 
         Raises:
             OSError: the file can not be made.
         """
-        self._path, self._file_bytes_max = path, file_bytes_max
+        self._path, self._file_bytes_max, self._on_dropped = path, file_bytes_max, on_dropped
         path.parent.mkdir(parents=True, exist_ok=True)
         rotate(path)
-        self._file = path.open("a", encoding="utf-8")
-        self._written_bytes = 0
+        self._file = path.open("ab", buffering=0)
+        self._size_bytes = self._written_bytes = 0
         self._lines: queue.Queue[str | None] = queue.Queue(QUEUE_MAX)
-        self._unmarked = 0
-        self.dropped = 0
-        """Turns that were not written."""
+        self._unmarked = self._unwritten = 0
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
@@ -53,14 +59,12 @@ class JournalWriter:
 
     def post(self, line: Mapping[str, object]) -> None:
         """Write a line as soon as possible; never waits."""
-        if self._unmarked and not self._offer({"dropped": self._unmarked}):
+        marked = not self._unmarked or self._offer({"dropped": self._unmarked})
+        if marked:
+            self._unmarked = 0
+        if not marked or not self._offer(line):
             self._unmarked += 1
-            self.dropped += 1
-            return
-        self._unmarked = 0
-        if not self._offer(line):
-            self._unmarked = 1
-            self.dropped += 1
+            self._drop("the disk does not keep up")
 
     def begin_file(self, head: list[Mapping[str, object]]) -> None:
         """Rotate: what is posted from now on goes to a new file that begins with `head`."""
@@ -87,21 +91,41 @@ class JournalWriter:
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
             if line == '{"rotate":true}':
-                self._file.close()
-                rotate(self._path)
-                self._file = self._path.open("a", encoding="utf-8")
-                continue
-            try:
-                self._file.write(line + "\n")
-                if self._lines.empty():
-                    self._file.flush()
-                self._written_bytes += len(line) + 1
-            except OSError:  # a full disk costs the journal, not the training
-                self.dropped += 1
+                self._rotate()
+            else:
+                self._write(line)
+        self._file.close()
+
+    def _write(self, line: str) -> None:
+        """Write the whole line or nothing of it, with a mark before it where others are missing."""
+        mark = f'{{"dropped":{self._unwritten}}}\n' if self._unwritten else ""
+        data = memoryview(f"{mark}{line}\n".encode())
+        size_bytes = self._size_bytes + len(data)
         try:
-            self._file.close()
-        except OSError:
-            self.dropped += 1
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:  # a full disk costs the journal, not the training
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size_bytes)
+            self._unwritten += 1
+            self._drop(str(error))
+            return
+        self._written_bytes += size_bytes - self._size_bytes
+        self._size_bytes, self._unwritten = size_bytes, 0
+
+    def _rotate(self) -> None:
+        try:
+            rotate(self._path)
+            file = self._path.open("ab", buffering=0)
+        except OSError as error:  # the old file goes on
+            self._drop(str(error))
+            return
+        self._file.close()
+        self._file, self._size_bytes = file, 0
+
+    def _drop(self, why: str) -> None:
+        if self._on_dropped is not None:
+            self._on_dropped(why)
 
 
 def rotate(path: Path) -> None:

@@ -199,7 +199,7 @@ class Agent:
         setup, job, policy = self._setup, self._setup.job, self._setup.policy
         metrics = open_metrics(policy)
         metrics.store_available(setup.store is not None)  # until something is asked of it in vain
-        journal = open_journal(setup.places, self.log)
+        journal = open_journal(setup.places, metrics, self.log)
         supervisor = Supervisor(job, policy, self._clock, journal, self.log)
         self._init.listen(on_fenced=self._fenced, on_companion_exited=self._companion_exited)
         self._init.listen_signals(lambda number: self._signalled(supervisor, number))
@@ -361,14 +361,25 @@ def open_metrics(policy: Policy) -> Metrics:
         ) from error
 
 
-def open_journal(places: Places, log: Callable[[str], None]) -> JournalWriter:
-    """Begin the journal beside the job's output; in the scratch folder where that can not be written."""
+def open_journal(places: Places, metrics: Metrics, log: Callable[[str], None]) -> JournalWriter:
+    """Begin the journal beside the job's output; in the scratch folder where that can not be written.
+
+    Raises:
+        ConfigError: it can be written in neither.
+    """
+    alarms = iter((True,))
+
+    def on_dropped(why: str) -> None:
+        metrics.journal_dropped(1)
+        if next(alarms, False):
+            log(f"the journal can not be written, a replay will have a gap: {why}")
+
     try:
-        return JournalWriter(places.output / "journal.jsonl")
+        return JournalWriter(places.output / "journal.jsonl", on_dropped=on_dropped)
     except OSError as error:
         log(f"{places.output} can not be written ({error}); the journal goes to {places.scratch}")
         try:
-            return JournalWriter(places.scratch / "journal.jsonl")
+            return JournalWriter(places.scratch / "journal.jsonl", on_dropped=on_dropped)
         except OSError as second:
             raise unusable_scratch(second) from second
 
