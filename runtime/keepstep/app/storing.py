@@ -45,7 +45,7 @@ class Storing:
                 if self._store is not None:
                     reply = await self._call({"command": "open", "store": self._store, "job": self._job})
                     if reply.get("error") == "refused":
-                        self._post(e.StoreRefused("open", str(reply.get("detail"))))
+                        self._post(e.StoreRefused("open", f"{self._store}: {reply.get('detail')}"))
             except (OSError, UploaderGone) as error:
                 self._log(f"uploader: {error}")
             else:
@@ -75,7 +75,7 @@ class Storing:
             return reply
         family, detail = str(reply.get("error")), str(reply.get("detail"))
         if family == "refused":
-            self._post(e.StoreRefused(operation, detail))
+            self._post(e.StoreRefused(operation, f"{self._store}: {detail}"))
         elif family not in ("corrupt", "missing", "fenced", "conflict"):
             self._post(e.OperationFailed(operation, f"{family}: {detail}", _STORE_AGAIN_S))
         return reply
