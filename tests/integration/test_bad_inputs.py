@@ -6,14 +6,16 @@ Python; what TensorFlow does with a failure is shown elsewhere.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from tests.support.container import Container, resources
+from tests.support.container import LOOP, Container, resources
+from tests.support.s3 import CREDENTIALS, s3_server
 
 pytestmark = pytest.mark.integration
 
@@ -38,12 +40,9 @@ class Case:
 
 
 @pytest.fixture
-def container(tmp_path) -> Iterator[Container]:
+def container(tmp_path: Path) -> Iterator[Container]:
     with Container(tmp_path) as container:
-        container.write("input/config/resourceconfig.json", resources())
-        container.write("input/config/hyperparameters.json", json.dumps({"sagemaker_program": "train.py"}))
-        container.write("input/config/inputdataconfig.json", "{}")
-        container.write("code/train.py", "print('the script ran')\n")
+        container.fill()
         yield container
 
 
@@ -195,3 +194,70 @@ def test_what_can_not_be_used_is_said_in_one_line(container, name):
     assert [piece for piece in case.pieces if piece not in "\n".join(said)] == []
     assert container.failure() == "\n".join(said).removeprefix("keepstep | ")
     assert "the script ran" not in container.output()
+
+
+# --- running: a worker was started, or something was asked of the store ----------------------------------------------
+
+
+def full_store(container: Container) -> None:
+    container.full_disks.append(container.folder("store"))
+    container.options += ["--store", str(container.base / "store")]
+
+
+def locked_store(container: Container) -> None:
+    container.powerless = True
+    container.folder("store").chmod(0o555)
+    container.options += ["--store", str(container.base / "store")]
+
+
+def silent_store(container: Container) -> None:
+    """Nothing listens there."""
+    container.environment |= {**CREDENTIALS, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+    container.options += ["--store", "s3://bucket/job", "--set", "coordination.lease=1s"]
+    container.options += ["--set", "elastic.wait_for_return=1s"]
+
+
+def lost_bucket(container: Container) -> None:
+    endpoint = container.kept.enter_context(contextlib.contextmanager(s3_server)())
+    container.environment |= {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}
+    container.options += ["--store", "s3://no-such-bucket/job"]
+
+
+FAILING: dict[str, Case] = {
+    "script: exits with a code": Case(script("raise SystemExit(3)\n"), 3, ("user_code", "exit code 3")),
+    "script: dies of SIGSEGV": Case(
+        script("import os\nos.kill(os.getpid(), 11)\n"), 139, ("killed", "algo-1 rank 0", "signal 11")
+    ),
+    "script: raises": Case(script("raise KeyError('no such column')\n"), 1, ("KeyError", "no such column")),
+    "script: is no Python": Case(script("train the model\n"), 1, ("SyntaxError",)),
+    "script: wants what is not installed": Case(script("import no_such_thing\n"), 1, ("no_such_thing",)),
+    "script: raises at length": Case(script("raise ValueError('ü' * 10_000)\n"), 1, ("ValueError", "ü")),
+    "store: a file": Case(file_for_a_folder("--store"), 77, ("the store refuses", "taken")),
+    "store: read-only": Case(locked_store, 77, ("the store refuses", "Permission denied")),
+    "store: on a full disk": Case(full_store, 77, ("the store refuses", "No space left on device")),
+    "store: does not answer": Case(silent_store, 77, ("the store can not be read",)),
+    "store: no such bucket": Case(lost_bucket, 77, ("the store refuses", "no-such-bucket")),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_what_fails_ends_the_job_with_its_first_cause(container, name):
+    case = FAILING[name]
+    case.prepare(container)
+    assert container.run() == case.code, container.output()
+    failure = container.failure()
+    assert failure is not None and [piece for piece in case.pieces if piece not in failure] == [], failure
+    assert [line for line in container.said() if line.startswith("Traceback")] == [], container.output()
+    assert container.said()[-1] == f"keepstep algo-1 | exit {case.code}"
+    starts = container.reasons().count("worker_starts")
+    assert starts == (0 if case.code == 77 else 3)  # the same first error at the same step: restart.same_step
+
+
+def test_a_crash_at_one_step_after_progress_is_the_script_s_own(container):
+    """Training comes as far each time, from its snapshot; that does not make it another failure."""
+    container.write("code/train.py", LOOP.replace("PLAN", "if step == 7: raise ArithmeticError('nan')"))
+    container.options += ["--set", "checkpoint.snapshot_every=2 steps"]
+    assert container.run() == 1, container.output()
+    assert "same_step_again" in str(container.failure()) and "at step 7" in str(container.failure())
+    assert "ArithmeticError: nan" in str(container.failure())
+    assert container.reasons().count("resume_from_slabs") == 2

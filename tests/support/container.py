@@ -29,6 +29,34 @@ _POLL_S = 0.02
 _SETTINGS = (f"launch.python={sys.executable}", "telemetry.listen=127.0.0.1:0")
 _T = TypeVar("_T")
 
+LOOP = """
+from pathlib import Path
+from keepstep_worker.session import Session
+from keepstep_worker.slab import Tensor, fill
+import sys, time
+
+here = Path(__file__).parents[1]
+session, done = Session.current(), 0
+view = session.restored()
+if view is not None:
+    done = int.from_bytes(view.raw("replicated/step"), "little")
+    session.restoration_done(done)
+session.set_provider(
+    lambda: [Tensor("replicated/step", "I64", (), lambda target: fill(target, done.to_bytes(8, "little")))]
+)
+session.join("loop")
+step = done
+while not (here / "enough").exists():
+    step += 1
+    session.enter_step(step)
+    time.sleep(0.002)
+    PLAN
+    done = step
+    session.complete_step(step)
+session.finish()
+"""
+"""A custom loop without TensorFlow: trains until a file says that it is enough."""
+
 
 class Container:
     """A base directory to spoil, and one run of `keepstep train` on it.
@@ -37,7 +65,8 @@ class Container:
         base: what /opt/ml is in a container.
         options: of `keepstep train`, beside the base directory; the last one wins.
         environment: added to this process's own.
-        disks: folders that get a file system of their own, of so many bytes, seen by this run alone.
+        small_disks: folders that get a file system of their own of a megabyte, seen by this run alone.
+        full_disks: the same, without a free byte.
         powerless: whether files that nobody may read or write are so for root, too.
         kept: closed at the end of the test.
     """
@@ -46,7 +75,8 @@ class Container:
         self.base = folder / "ml"
         self.options: list[str] = []
         self.environment: dict[str, str] = {}
-        self.disks: dict[Path, int] = {}
+        self.small_disks: list[Path] = []
+        self.full_disks: list[Path] = []
         self.powerless = False
         self.kept = contextlib.ExitStack()
         self._folder = folder
@@ -65,12 +95,24 @@ class Container:
             self._process.wait(DEADLINE_S)
         self.kept.close()
 
+    def fill(self) -> None:
+        """Put in what the platform would: nothing is wrong with it."""
+        self.write("input/config/resourceconfig.json", resources())
+        self.write("input/config/hyperparameters.json", json.dumps({"sagemaker_program": "train.py"}))
+        self.write("input/config/inputdataconfig.json", "{}")
+        self.write("code/train.py", "print('the script ran')\n")
+
     def write(self, name: str, content: str | bytes) -> Path:
         """Write a file below the base directory, and return its path."""
         path = self.base / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return path
+
+    def folder(self, name: str) -> Path:
+        """Make a folder below the base directory, and return its path."""
+        (self.base / name).mkdir(parents=True)
+        return self.base / name
 
     # --- the run -----------------------------------------------------------------------------------------------------
 
@@ -122,14 +164,13 @@ class Container:
         """The command that the run is given to: a namespace with the small disks, or less power."""
         if self.powerless and os.geteuid() == 0:
             return ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--"]
-        if not self.disks:
+        if not self.small_disks and not self.full_disks:
             return []
-        mounts = [
-            f"mount -t tmpfs -o size={size_bytes} keepstep-test {shlex.quote(str(folder))}"
-            for folder, size_bytes in self.disks.items()
-        ]
+        small, full = ([shlex.quote(str(folder)) for folder in each] for each in (self.small_disks, self.full_disks))
+        commands = [f"mount -t tmpfs -o size=1m keepstep-test {folder}" for folder in (*small, *full)]
+        commands += [f"! head -c 1048577 /dev/zero >{folder}/ballast 2>&1" for folder in full]
         user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-        return ["unshare", *user, "--mount", "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh"]
+        return ["unshare", *user, "--mount", "sh", "-c", " && ".join([*commands, 'exec "$@"']), "sh"]
 
     # --- what it says and leaves -------------------------------------------------------------------------------------
 

@@ -1,0 +1,138 @@
+"""What a training can do without: it goes on, with an alarm, and what was missed is made up for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.container import LOOP, Container
+from tests.support.proxy import TcpProxy
+from tests.support.s3 import CREDENTIALS, bucket_store, s3_server
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Iterator[Container]:
+    with Container(tmp_path) as container:
+        container.fill()
+        yield container
+
+
+def blocked_output(container: Container) -> None:
+    container.write("output", "a file\n")
+
+
+def odd_hyperparameters(container: Container) -> None:
+    text = '{"sagemaker_program": "train.py", "epochs": 3, "layers": [1], "on": null}'
+    container.write("input/config/hyperparameters.json", text)
+
+
+HARMLESS: dict[str, tuple[Callable[[Container], object], str]] = {
+    "store: none": (lambda c: c.options.extend(["--store", "none"]), ""),
+    "hyperparameters: not strings": (odd_hyperparameters, "--epochs 3 --layers [1]"),
+    "output: a file": (blocked_output, "the journal goes to"),
+    "output: on a full disk": (lambda c: c.full_disks.append(c.folder("output")), "No space left on device"),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_can_be_done_without_stops_nothing(container, name):
+    prepare, said = HARMLESS[name]
+    container.write("code/train.py", "import sys\nprint('the script ran', *sys.argv[1:])\n")
+    prepare(container)
+    assert container.run() == 0, container.output()
+    assert "the script ran" in container.output() and said in container.output()
+    assert "Traceback" not in container.output()
+
+
+def train(container: Container, store: str, plan: str = "pass") -> None:
+    """Start a training that ends when a file says so, and wait for its first commit."""
+    container.write("code/train.py", LOOP.replace("PLAN", plan))
+    for setting in ("checkpoint.snapshot_every=4 steps", "checkpoint.every=8 steps", "interruption.grace=5s"):
+        container.options += ["--set", setting]
+    container.options += ["--store", store]
+    container.start()
+    container.wait_for(lambda: container.metric("keepstep_durable_step"), "commit")
+
+
+def trains_on(container: Container) -> float:
+    """That steps go on, and the durable step does not, once the alarm was raised; returns the durable step."""
+    container.wait_for(lambda: container.metric("keepstep_store_available") == 0.0, "alarm")
+    durable, step = container.metric("keepstep_durable_step"), container.metric("keepstep_step")
+    container.wait_for(lambda: (container.metric("keepstep_step") or 0) > step + 100, "further steps")
+    assert container.metric("keepstep_durable_step") == durable
+    return durable
+
+
+def turn_into_a_file(container: Container) -> None:
+    (container.base / "store").rename(container.base / "away")
+    container.write("store", "a file\n")
+
+
+def let_it_fill_the_disk(container: Container) -> None:
+    container.write("fill", "")
+
+
+FILL = """
+    if (here / "fill").exists() and not (here / "store" / "more").exists():
+        with open(here / "store" / "more", "wb", buffering=0) as more:
+            try:
+                while True:
+                    more.write(bytes(4096))
+            except OSError:
+                print("the disk is full")
+"""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "disk", "alarm"),
+    [(turn_into_a_file, False, "Not a directory"), (let_it_fill_the_disk, True, "No space left on device")],
+    ids=["not a directory any more", "full"],
+)
+def test_training_goes_on_where_its_store_is_lost(container, spoil, disk, alarm):
+    store = container.folder("store")
+    if disk:
+        container.small_disks.append(store)
+    train(container, str(store), FILL.strip())
+    spoil(container)
+    durable = trains_on(container)
+    container.write("enough", "")
+    assert container.wait() == 0, container.output()
+    assert container.failure() is None
+    alarms = [line for line in container.said() if "store refuses" in line and alarm in line]
+    assert alarms and str(store) in alarms[0]
+    assert "Traceback" not in container.output() and durable > 0
+
+
+def test_what_an_absent_store_missed_is_made_up_for(container):
+    endpoint = container.kept.enter_context(contextlib.contextmanager(s3_server)())
+    bucket_store(endpoint, "bucket")
+    with TcpProxy("127.0.0.1", int(endpoint.rpartition(":")[2])) as proxy:
+        container.environment |= {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.endpoint}
+        train(container, "s3://bucket/job")
+        proxy.cut()
+        durable = trains_on(container)
+        proxy.restore()
+        container.wait_for(lambda: container.metric("keepstep_store_available") == 1.0, "store")
+        container.wait_for(lambda: (container.metric("keepstep_durable_step") or 0) > durable, "newer commit")
+        container.write("enough", "")
+        assert container.wait() == 0, container.output()
+    assert "store unavailable" in container.output() and "store recovered" in container.output()
+
+
+def test_a_store_that_stays_away_costs_no_more_than_the_grace(container):
+    """The training is over, and its last commit can not be made: that is said, and the exit code is the training's."""
+    endpoint = container.kept.enter_context(contextlib.contextmanager(s3_server)())
+    bucket_store(endpoint, "bucket")
+    with TcpProxy("127.0.0.1", int(endpoint.rpartition(":")[2])) as proxy:
+        container.environment |= {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.endpoint}
+        train(container, "s3://bucket/job")
+        proxy.cut()
+        trains_on(container)
+        container.write("enough", "")
+        assert container.wait() == 0, container.output()
+    assert "store unavailable" in container.output() and "store recovered" not in container.output()
