@@ -13,7 +13,7 @@ from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.decide import decide, initial_state
 from keepstep.core.job import JobSpec
-from keepstep.core.records import LEASED, StoredObject
+from keepstep.core.records import LEASED, GenerationRecord, Member, Phase, StoredObject
 from keepstep.intake.policy import load_policy
 from tests.scenarios.peer import Peer
 from tests.scenarios.telling import tell_turn
@@ -246,6 +246,22 @@ class Stage:
     def committed(self, step: str) -> None:
         """An earlier run left this checkpoint."""
         self.head = e.Head(7, int(step), f"d{step}", f"manifests/{step}")
+
+    def job_ended(self) -> None:
+        """The generation that trains has ended well, and the agent has not heard of it."""
+        generation = self.records["generation"][0]
+        self.write(replace(generation, phase=Phase.ENDED, exit_code=0, verdict="done"))
+
+    def restarts_agent(self, seen_generation: str) -> None:
+        """The agent died and is back, with what init kept of it."""
+        job = replace(self.state.job, node_id="one-again", boot=1)
+        self.state = initial_state(job, self.state.policy, self.now)
+        self.happens(e.AgentStarted((), (), int(seen_generation)))
+        self.happens(e.ClusterRead(tuple(self.records.values())))
+
+    def earlier_run_ended(self) -> None:
+        members = (Member("algo-1", "long ago"), Member("algo-2", "long ago, too"))
+        self.write(GenerationRecord(6, Phase.ENDED, "long ago", members, exit_code=143, verdict="interrupted"))
 
     def trains(self, step: str = "8") -> None:
         """From power-on to a world of which `step` is completed and sealed."""

@@ -36,7 +36,7 @@ def on_agent_started(turn: Turn, event: AgentStarted) -> None:
     """Take over the slabs that init kept while a former agent was dead. Nothing in them is verified yet."""
     slabs = tuple(Slab(number, size_bytes) for number, size_bytes in event.slabs)
     largest = max((slab.size_bytes for slab in slabs), default=0)
-    turn.set(seen_generation=event.seen_generation)
+    turn.set(seen_generation=event.seen_generation, former_generation=event.seen_generation)
     turn.set(slabs=slabs, next_slab=max((s.slab for s in slabs), default=-1) + 1, slab_bytes=largest)
     reload_seals(turn, event.seals)
 

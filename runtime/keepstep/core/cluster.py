@@ -113,8 +113,9 @@ def _take_generation(turn: Turn, record: GenerationRecord, revision: int) -> Non
         turn.because(Reason.STALE_GENERATION, f"generation {record.number}, {state.seen_generation} is known")
         return
     newer, old = record.number > state.seen_generation, state.last_generation
+    of_an_earlier_run = newer and record.phase is Phase.ENDED and not record.has(state.job.node_id)
     turn.set(
-        seen_generation=max(record.number, state.seen_generation),
+        seen_generation=state.seen_generation if of_an_earlier_run else max(record.number, state.seen_generation),
         last_generation=record,
         cluster=evolve(
             state.cluster,

@@ -35,7 +35,7 @@ def lead(turn: Turn) -> None:
     if not turn.leads:
         return
     generation = turn.generation
-    if generation is None or (generation.phase is Phase.ENDED and not turn.is_member):
+    if generation is None or (generation.phase is Phase.ENDED and not turn.is_over):
         _propose_first(turn, generation)
     elif generation.phase is Phase.FORMING:
         if generation.members != present_members(turn):
@@ -242,7 +242,7 @@ def know_head(turn: Turn) -> bool:
 def give_up_waiting(turn: Turn) -> None:
     """Hosts are missing for too long: try again elsewhere."""
     state, generation = turn.state, turn.generation
-    if generation is not None and generation.phase is Phase.ENDED and turn.is_member:
+    if turn.is_over:
         return
     if turn.has_lease and all_present(turn):
         if state.short_since is not None:
@@ -257,7 +257,7 @@ def give_up_waiting(turn: Turn) -> None:
         return
     missing = [host for host in state.job.hosts if host not in state.cluster.nodes]
     text = f"hosts missing for {limit_s:.0f} s: {', '.join(missing) or 'the coordinator'}"
-    if turn.leads and generation is not None:
+    if turn.leads and generation is not None and generation.phase is not Phase.ENDED:
         end(turn, generation, ExitCode.TOO_FEW_HOSTS, text, Reason.HOSTS_MISSING)
     if turn.now >= since + limit_s + 10.0 or generation is None or not turn.has_lease:
         turn.leave(ExitCode.TOO_FEW_HOSTS, text, Reason.HOSTS_MISSING)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keepstep.core.reasons import Reason
-from keepstep.core.records import Phase, Standing
+from keepstep.core.records import Standing
 from keepstep.core.state import Turn
 from keepstep.core.world import statuses_of
 
@@ -19,14 +19,15 @@ def leave_together(turn: Turn) -> None:
     The host that keeps etcd goes last: without it the others could not learn that the job has ended.
     """
     state, generation = turn.state, turn.generation
-    if generation is None or generation.phase is not Phase.ENDED or not turn.is_member or state.workers:
+    if generation is None or not turn.is_over or state.workers:
         return
     if state.leaving_at is None:
         turn.set(leaving_at=turn.now)
     since = state.leaving_at if state.leaving_at is not None else turn.now
     statuses = statuses_of(turn, generation)
     others = [m for m in generation.members if m.host != state.job.host and m.host in state.cluster.nodes]
-    told = state.job.host in statuses and statuses[state.job.host].standing is Standing.LEFT
+    own = statuses.get(state.job.host)
+    told = not turn.is_member or (own is not None and own.standing is Standing.LEFT)
     together = all(m.host in statuses and statuses[m.host].standing is Standing.LEFT for m in others)
     if told and together and (not state.job.keeps_etcd or not others or turn.now >= since + _LAST_OUT_S):
         turn.leave(generation.exit_code or 0, generation.verdict, Reason.LEAVING)

@@ -179,6 +179,7 @@ def on_checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:
     turn.set_store(
         head=Head(event.generation, event.step, digest, event.manifest),
         head_known=True,
+        failing_since=None,
         last_commit_at=turn.now,
         last_commit_s=event.seconds,
     )

@@ -21,6 +21,7 @@ from keepstep.core.records import (
     GenerationRecord,
     LeaderRecord,
     NodeRecord,
+    Phase,
     Record,
     RequestRecord,
     StatusRecord,
@@ -139,6 +140,7 @@ class State:
         done: the generation whose worker exited with 0 here.
         failure: what went wrong here in `failure_generation`.
         flight: operations that were asked for, and when each may be asked for again (NEVER: on its answer).
+        former_generation: the newest generation that a former agent of this host took part in or saw, 0 for none.
         last_generation: the newest generation ever seen, kept when the coordinator lost its data.
         uploaded: this host's share of the checkpoint being saved, until its record is put.
         restore: slab and step that the running worker restores from.
@@ -164,6 +166,7 @@ class State:
     failure: Failure | None = None
     failure_generation: int = 0
     seen_generation: int = 0
+    former_generation: int = 0
     store: StoreView = field(default_factory=StoreView)
     flight: Mapping[str, float] = field(default_factory=dict)
     orders: WriteOrders | None = None
@@ -341,6 +344,15 @@ class Turn:
     def is_member(self) -> bool:
         generation = self.generation
         return generation is not None and generation.has(self.state.job.node_id)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this host's job has ended: it was a member, or came back with the memory of an agent that was."""
+        generation, former = self.generation, self.state.former_generation
+        if generation is None or generation.phase is not Phase.ENDED:
+            return False
+        came_back = former and generation.number >= former and generation.rank_of(self.state.job.host) >= 0
+        return self.is_member or bool(came_back)
 
     def put(self, record: Record, reason: Reason, detail: str = "") -> bool:
         """Write a record over what is known of its key, under this node's lease (and, for the leader's, its guard)."""

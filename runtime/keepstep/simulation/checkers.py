@@ -85,19 +85,22 @@ class Checkers:
     def _check_resume(self, record: GenerationRecord) -> None:
         step = record.resume.step if record.resume is not None else 0
         self._resumed[record.number] = step
-        head = self.world.store.head
+        store = self.world.store
+        head = store.head_without(store.rotten)
         committed = head.step if head is not None else 0
-        if step < committed and not self.world.store.down:
+        if step < committed and not (store.down or store.refuses):
             self.violation(f"generation {record.number} resumes from {step}, {committed} is committed")
-        if step == 0 or (record.resume is not None and record.resume.manifest and step in self._committed()):
+        if record.resume is None:
+            return
+        if record.resume.manifest:
+            if record.resume.manifest not in {each.manifest for each in store.committed}:
+                self.violation(f"generation {record.number} resumes from {step}, which was never committed")
             return
         for member in record.members:
-            seals = self.world.hosts[member.host].shelf.seals.values()
-            if step not in {seal.step for seal in seals}:
+            shelf = self.world.hosts[member.host].shelf
+            sound = {seal.step for seal in shelf.seals.values() if seal.sequence not in shelf.rotten | shelf.diverged}
+            if step not in sound:
                 self.violation(f"generation {record.number} resumes from {step}, which {member.host} does not hold")
-
-    def _committed(self) -> set[int]:
-        return {step for _, step in self.world.store.committed}
 
     def started(self, host: SimHost, worker: SimWorker) -> None:
         """When a worker starts, no worker of an older generation is alive anywhere."""
@@ -148,13 +151,21 @@ class Checkers:
     def at_the_end(self) -> list[str]:
         """The job is done and saved, or was interrupted; nothing that was committed is lost."""
         found: list[str] = []
-        codes = {host.exit_code for host in self.world.hosts.values()}
-        head = self.world.store.head
-        if codes == {0} and (head is None or head.step != self.world.last_step):
+        hosts = [
+            host for host in self.world.hosts.values() if not host.too_late
+        ]  # to a job that had ended, with no memory
+        codes = {host.exit_code for host in hosts}
+        head, fired = self.world.store.head, self.world.fired
+        unsaved = fired["store_refuses"] or fired["replica_diverges"]
+        if codes == {0} and (head is None or head.step != self.world.last_step) and not unsaved:
             found.append(f"done, but HEAD is {head}")
-        interrupted = self.world.fired["interruption"] > 0
-        if codes - {0} and not interrupted:
-            found.append(f"exit codes {codes} although nobody interrupted")
-        if codes - {0, 143, 75}:
-            found.append(f"exit codes {codes}")
+        allowed: set[int | None] = {0}
+        if self.world.interrupted:
+            allowed |= {143, 75}
+        if fired["host_lost_for_good"]:
+            allowed |= {75, None}
+        if fired["store_refuses"]:
+            allowed |= {77, 75}
+        if codes - allowed:
+            found.append(f"exit codes {codes}, allowed were {allowed}")
         return found

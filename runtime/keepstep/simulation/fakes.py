@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 
 from keepstep.core.events import Head
 from keepstep.core.records import LEASED, GenerationRecord, Record
@@ -99,11 +99,32 @@ class FakeCoordinator:
 
 @dataclass
 class FakeStore:
-    """Objects are not modelled; HEAD is, with its fence. `committed` is every step that was ever committed."""
+    """Objects are not modelled; HEAD is, with its fence. `committed` is every checkpoint that was ever committed.
+
+    `rotten` manifests do not read back; `loses_answers` where half of the commits land and nobody is told.
+    """
 
     head: Head | None = None
     down: bool = False
-    committed: list[tuple[int, int]] = field(default_factory=list)
+    refuses: bool = False
+    loses_answers: bool = False
+    committed: list[Head] = field(default_factory=list)
+    rotten: set[str] = field(default_factory=set)
+
+    def heal(self) -> None:
+        """Whatever was wrong with answering is over; what is rotten stays so."""
+        self.down = self.refuses = self.loses_answers = False
+
+    def head_without(self, without: Collection[str]) -> Head | None:
+        """HEAD; where its checkpoint is among `without`, HEAD as if the next older one were the newest."""
+        head = self.head
+        if head is None or head.manifest not in without:
+            return head
+        older = [each for each in self.committed if each.manifest not in without]
+        newest = max(older, key=lambda each: (each.generation, each.step), default=None)
+        if newest is None:
+            return replace(head, step=0, manifest="", digest="")
+        return replace(newest, generation=head.generation)
 
     def commit(self, generation: int, step: int, digest: str) -> Head | None:
         """Claim and swap HEAD in one; None where a newer generation has claimed it."""
@@ -112,5 +133,6 @@ class FakeStore:
         if self.head is not None and self.head.generation == generation and self.head.step > step:
             return None
         self.head = Head(generation, step, digest, f"manifests/{generation}-{step}")
-        self.committed.append((generation, step))
+        if self.head not in self.committed:
+            self.committed.append(self.head)
         return self.head

@@ -12,6 +12,7 @@ from keepstep.core import events as e
 if TYPE_CHECKING:
     from keepstep.simulation.host import SimHost
     from keepstep.simulation.run import World
+    from keepstep.simulation.worker import SimWorker
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _etcd_hiccup(world: World, random: Random) -> bool:
     if world.coordinator.down:
         return False
     world.coordinator.down = True
-    world.clock.after(2.0, lambda: setattr(world.coordinator, "down", False))
+    world.clock.after(2.0, lambda: setattr(world.coordinator, "down", world.hosts[world.names[0]].gone))
     return True
 
 
@@ -141,12 +142,111 @@ def _watch_stutters(world: World, random: Random) -> bool:
     return True
 
 
+def _a_worker(world: World, random: Random) -> SimWorker | None:
+    host = _some_host(world, random)
+    return None if host is None or host.worker is None or not host.worker.joined else host.worker
+
+
+def _script_returns(world: World, random: Random) -> bool:
+    worker = _a_worker(world, random)
+    if worker is None:
+        return False
+    worker.returns()
+    return True
+
+
+def _script_bug(world: World, random: Random) -> bool:
+    """The script raises each time it enters a step, until somebody repairs the data."""
+    worker = _a_worker(world, random)
+    if worker is None or world.bug_at_step >= 0:
+        return False
+    world.bug_at_step = worker.entered + random.randint(1, 3)
+    world.clock.after(random.uniform(5.0, 20.0), lambda: setattr(world, "bug_at_step", -1))
+    return True
+
+
+def _worker_frozen(world: World, random: Random) -> bool:
+    worker = _a_worker(world, random)
+    if worker is None:
+        return False
+    worker.frozen_until = world.clock.now + random.uniform(1.0, 20.0)
+    return True
+
+
+def _replica_diverges(world: World, random: Random) -> bool:
+    """A bit flips in one replica; what it seals from now on is not what the others seal."""
+    worker = _a_worker(world, random)
+    if worker is None or random.random() < 0.5:
+        return False
+    worker.diverged = True
+    return True
+
+
+def _torn_snapshot(world: World, random: Random) -> bool:
+    """What the worker seals next is not what it should be, and then it dies."""
+    worker = _a_worker(world, random)
+    if worker is None or worker.completed >= world.last_step:
+        return False
+    worker.tears = True
+    return True
+
+
+def _checkpoint_rots(world: World, random: Random) -> bool:
+    """The newest checkpoint does not read back any more, and then a host is lost."""
+    head = world.store.head
+    if head is None or not head.manifest or head.step == world.last_step:
+        return False
+    if not _lose_host(world, random):
+        return False
+    world.store.rotten.add(head.manifest)
+    return True
+
+
+def _store_refuses(world: World, random: Random) -> bool:
+    if random.random() < 0.6 or world.store.refuses:
+        return False
+    world.store.refuses = True
+    world.clock.after(random.uniform(1.0, 30.0), lambda: setattr(world.store, "refuses", False))
+    return True
+
+
+def _answers_lost(world: World, random: Random) -> bool:
+    if world.store.loses_answers:
+        return False
+    world.store.loses_answers = True
+    world.clock.after(random.uniform(5.0, 30.0), lambda: setattr(world.store, "loses_answers", False))
+    return True
+
+
+def _lose_host_for_good(world: World, random: Random) -> bool:
+    host = _some_host(world, random)
+    if host is None or random.random() < 0.6:
+        return False
+    host.power_off(for_good=True)
+    if host.name == world.names[0]:
+        world.coordinator.down = True
+    return True
+
+
 def _interruption(world: World, random: Random) -> bool:
-    if random.random() < 0.7 or any(not host.up for host in world.hosts.values()):
+    """All hosts are told within half a second; or one is told later than the others, or nobody but one."""
+    if random.random() < 0.6 or world.interrupted or any(not host.up for host in world.hosts.values()):
         return False
     world.interrupted_at = world.clock.now
-    for host in world.hosts.values():
-        host.interrupt(random.uniform(0.0, 0.5))
+    hosts, how = list(world.hosts.values()), random.choice(("all", "all", "late", "one"))
+    first = random.choice(hosts)
+    for host in hosts:
+        if how != "one" or host is first:
+            host.interrupt(random.uniform(2.0, 20.0) if how == "late" and host is first else random.uniform(0.0, 0.5))
+    return True
+
+
+def _interruption_of_a_frozen_worker(world: World, random: Random) -> bool:
+    """The drain can not be: one worker does not answer for longer than the grace."""
+    worker = _a_worker(world, random)
+    if worker is None or not _interruption(world, random):
+        return False
+    worker.frozen_until = world.clock.now + 200.0
     return True
 
 
@@ -163,5 +263,15 @@ FAULTS = (
     Fault("etcd_host_lost", _lose_etcd_host),
     Fault("etcd_hiccup", _etcd_hiccup),
     Fault("watch_stutters", _watch_stutters),
+    Fault("script_returns", _script_returns),
+    Fault("script_bug", _script_bug),
+    Fault("worker_frozen", _worker_frozen),
+    Fault("replica_diverges", _replica_diverges),
+    Fault("torn_snapshot", _torn_snapshot),
+    Fault("checkpoint_rots", _checkpoint_rots),
+    Fault("store_refuses", _store_refuses),
+    Fault("commit_answers_lost", _answers_lost),
+    Fault("host_lost_for_good", _lose_host_for_good),
+    Fault("frozen_worker_interrupted", _interruption_of_a_frozen_worker),
     Fault("interruption", _interruption),
 )

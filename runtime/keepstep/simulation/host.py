@@ -10,8 +10,9 @@ from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.decide import decide, initial_state
 from keepstep.core.job import JobSpec
-from keepstep.core.records import Record, StoredObject
+from keepstep.core.records import Phase, Record
 from keepstep.core.state import State
+from keepstep.simulation.uploader import SimUploader
 from keepstep.simulation.worker import SimWorker
 
 if TYPE_CHECKING:
@@ -22,10 +23,15 @@ _REMEMBERED = 40
 
 @dataclass
 class Shelf:
-    """What outlives an agent: slabs (number to size), their seals, and init's view of the lease."""
+    """What outlives an agent: slabs (number to size), their seals, and init's view of the lease.
+
+    `rotten` and `diverged` are sequence numbers of seals: bytes that do not read back, bytes that no other host has.
+    """
 
     slabs: dict[int, int] = field(default_factory=dict)
     seals: dict[int, e.SlabSeal] = field(default_factory=dict)
+    rotten: set[int] = field(default_factory=set)
+    diverged: set[int] = field(default_factory=set)
     deadline: float | None = None
     orders: a.WriteOrders | None = None
     seen_generation: int = 0
@@ -37,8 +43,9 @@ class SimHost:
     def __init__(self, world: World, name: str, random: Random) -> None:
         self.world, self.name, self.random = world, name, random
         self.up, self.exit_code = False, None  # type: bool, int | None
-        self.cut = self.frozen = self.uploader_down = False
+        self.cut = self.frozen = self.uploader_down = self.gone = False
         self.boot = self.life = 0
+        self.too_late = False
         self.shelf = Shelf()
         self.state: State | None = None
         self.worker: SimWorker | None = None
@@ -47,7 +54,8 @@ class SimHost:
         self._told: list[e.Event] = []
         self._incarnation = -1
         self._timer_at: float | None = None
-        self.skew_s = random.uniform(-0.2, 0.2)
+        self.skew_s = random.uniform(-1.0, 1.0) * random.choice((0.2, 0.2, 3.0))
+        self._uploader = SimUploader(self)
         world.coordinator.watchers.append(self._watched)
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -55,12 +63,13 @@ class SimHost:
     def power_on(self) -> None:
         """A fresh container: nothing is remembered."""
         self.up, self.exit_code, self.boot = True, None, 0
+        self.too_late = any(record.phase is Phase.ENDED for record in self.world.coordinator.history[-1:])
         self.shelf = Shelf()
         self._start_agent()
 
-    def power_off(self) -> None:
+    def power_off(self, for_good: bool = False) -> None:
         """The machine is gone, with everything on it."""
-        self.up = False
+        self.up, self.gone = False, for_good
         self._end_agent()
 
     def kill_agent(self) -> None:
@@ -76,6 +85,7 @@ class SimHost:
 
     def interrupt(self, delay_s: float = 0.0) -> None:
         """SIGTERM to the container: init passes it on to whichever agent runs."""
+        self.world.interrupted.add(self.name)
         deadline = (self.world.interrupted_at or self.world.clock.now) + 110.0
         self.post(e.InterruptionNoticed("sigterm", deadline + self.skew_s), delay_s)
 
@@ -107,7 +117,7 @@ class SimHost:
         slabs = tuple(self.shelf.slabs.items())
         self.post(e.AgentStarted(slabs, tuple(self.shelf.seals.values()), self.shelf.seen_generation))
         self._resync()
-        if self.world.interrupted_at is not None:
+        if self.name in self.world.interrupted:
             self.interrupt(0.1)
 
     def _end_agent(self) -> None:
@@ -116,7 +126,6 @@ class SimHost:
         if self.worker is not None:
             self.worker.die()
             self.worker = None
-        self.world.wake_peers()
 
     def now(self) -> float:
         return self.world.clock.now + self.skew_s
@@ -220,52 +229,7 @@ class SimHost:
                 if self.worker is not None:
                     self.post(e.EnteredSampled(action.operation, action.worker_id, self.worker.entered), 0.002)
             case _:
-                self._perform_store(action)
-
-    def _perform_store(self, action: a.Action) -> None:
-        store, random = self.world.store, self.random
-        match action:
-            case a.VerifySlab():
-                ok = e.SnapshotVerified(action.operation, action.slab, action.step, f"d{action.step}")
-                self._through_uploader(action.operation, 0.02, lambda: ok)
-            case a.UploadSnapshot():
-                item = StoredObject(f"o{action.step}.{action.rank}", "replicated", action.rank, 0, 1, "0")
-                done = e.SnapshotUploaded(
-                    action.operation, action.generation, action.step, f"d{action.step}", (item,), 0.5
-                )
-                self._through_uploader(action.operation, random.uniform(0.1, 1.5), lambda: done, needs_store=True)
-            case a.CommitCheckpoint():
-                self._through_uploader(action.operation, 0.1, lambda: self._commit(action), needs_store=True)
-            case a.ReadHead():
-                self._through_uploader(action.operation, 0.05, lambda: e.HeadRead(action.operation, store.head), True)
-            case a.FetchSnapshot():
-                self._through_uploader(action.operation, 0.5, lambda: self._fetch(action), needs_store=True)
-
-    def _commit(self, action: a.CommitCheckpoint) -> e.Event:
-        head = self.world.store.commit(action.generation, action.step, action.digest)
-        if head is None:
-            return e.CommitRefused(action.operation, action.generation, action.step)
-        return e.CheckpointCommitted(action.operation, action.generation, action.step, head.manifest, 0.1)
-
-    def _fetch(self, action: a.FetchSnapshot) -> e.Event:
-        step = int(action.manifest.rpartition("-")[2])
-        self.shelf.slabs[action.slab] = 100
-        seal = e.SlabSeal(action.slab, step, 1_000_000 + self.life, 100)
-        self.shelf.seals[action.slab] = seal
-        return e.SnapshotFetched(action.operation, seal, f"d{step}")
-
-    def _through_uploader(self, operation: str, seconds: float, result: object, needs_store: bool = False) -> None:
-        life = self.life
-
-        def finish() -> None:
-            if self.life != life:
-                return
-            if self.uploader_down or (needs_store and self.world.store.down):
-                self.post(e.OperationFailed(operation, "uploader or store gone", 1.0))
-            else:
-                self.post(result())  # type: ignore[operator]
-
-        self.world.clock.after(seconds, finish)
+                self._uploader.perform(action)
 
     # --- the coordinator ---------------------------------------------------------------------------------------------
 
@@ -369,6 +333,10 @@ class SimHost:
         seal = e.SlabSeal(slab, step, self.world.seals, self.shelf.slabs.get(slab, 100))
         self.shelf.seals[slab] = seal
         if self.worker is not None:
+            if self.worker.diverged:
+                self.shelf.diverged.add(seal.sequence)
+            if self.worker.tears:
+                self.shelf.rotten.add(seal.sequence)
             self.post(e.SnapshotSealed(self.worker.spec.worker_id, seal), 0.001)
 
     def exited(self, worker: SimWorker, planned: bool = False, **how: object) -> None:

@@ -19,7 +19,8 @@ from keepstep.simulation.host import SimHost
 from keepstep.simulation.worker import STEP_S, SimWorker
 
 FAULTS_LAST_S = 60.0
-PEACE_S = 400.0
+PEACE_S = 1_100.0
+"""Longer than hosts are waited for at first."""
 
 
 @dataclass
@@ -48,12 +49,15 @@ class World:
         self.watch_latency_s = 0.003
         self.seals = 0
         self.interrupted_at: float | None = None
+        self.interrupted: set[str] = set()
+        self.bug_at_step = -1
         self.fired: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.turns = 0
         self.checkers = Checkers(self)
         self.hosts = {name: SimHost(self, name, Random(f"{seed}/{name}")) for name in self.names}
         self._barriers: dict[tuple[int, int], list[SimWorker]] = {}
+        self._broken: set[int] = set()
         self.trace: Callable[[SimHost, e.Event, Decision], None] | None = None
 
     def latency_s(self, random: Random) -> float:
@@ -64,14 +68,15 @@ class World:
     def at_barrier(self, worker: SimWorker, step: int) -> None:
         """A step is computed once all ranks of the generation have entered it; it fails when one of them is dead."""
         key = (worker.spec.generation, step)
+        if worker.spec.generation in self._broken:
+            self._becomes_victim(worker)
+            return
         waiting = [w for w in self._barriers.get(key, []) if w.alive]
         waiting.append(worker)
         self._barriers[key] = waiting
         if len(waiting) == worker.size:
             del self._barriers[key]
             self.clock.after(STEP_S, lambda: self._complete(waiting, step))
-        else:
-            self.wake_peers()
 
     def _complete(self, workers: list[SimWorker], step: int) -> None:
         if all(worker.alive for worker in workers):
@@ -82,15 +87,14 @@ class World:
                 self._becomes_victim(worker)
 
     def peer_died(self, worker: SimWorker) -> None:
+        """Who waits for a dead rank becomes its victim, and so does who comes to wait for it later."""
+        self._broken.add(worker.spec.generation)
         for other in [w for waiting in self._barriers.values() for w in waiting]:
             if other.spec.generation == worker.spec.generation and other is not worker:
                 self._becomes_victim(other)
 
-    def wake_peers(self) -> None:
-        """Workers at a barrier notice that a rank of their generation is not alive anywhere any more."""
-
     def _becomes_victim(self, worker: SimWorker) -> None:
-        error = e.FirstError("UnavailableError", "collective ops aborted", self.clock.now + 0.03, worker.entered, True)
+        error = e.FirstError("UnavailableError", "collective ops aborted", worker.host.now(), worker.entered, True)
         self.clock.after(self.random.uniform(0.03, 0.7), lambda: worker.fails(error))
 
     # --- what is seen ------------------------------------------------------------------------------------------------
@@ -142,7 +146,7 @@ class World:
             self.checkers.violation("liveness: the job did not end after the faults had stopped")
 
     def _over(self) -> bool:
-        return all(not host.up and host.exit_code is not None for host in self.hosts.values())
+        return all(not host.up and (host.gone or host.exit_code is not None) for host in self.hosts.values())
 
 
 def run_seed(seed: int, policy: Policy, trace: Callable[[SimHost, e.Event, Decision], None] | None = None) -> Outcome:
@@ -158,6 +162,7 @@ def run_seed(seed: int, policy: Policy, trace: Callable[[SimHost, e.Event, Decis
     if not violations and any(host.exit_code == 143 for host in world.hosts.values()):
         again = World(seed + 1_000_000, policy, hosts, last_step)
         again.store, again.trace = world.store, trace
+        again.store.heal()
         again.checkers.second_run = True
         again.play()
         violations += again.checkers.violations + again.checkers.at_the_end()

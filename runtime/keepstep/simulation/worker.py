@@ -20,7 +20,8 @@ class SimWorker:
 
     def __init__(self, host: SimHost, spec: a.StartWorker, random: Random) -> None:
         self.host, self.spec, self.random = host, spec, random
-        self.alive, self.joined, self.has_slabs, self.waiting = True, False, False, False
+        self.alive, self.joined, self.has_slabs, self.diverged, self.tears = True, False, False, False, False
+        self.frozen_until = 0.0
         self.entered = self.completed = 0
         self.size = int(dict(spec.environment)["KEEPSTEP_WORLD_SIZE"])
         self._held = self._stepped = False
@@ -41,6 +42,12 @@ class SimWorker:
         if self.alive:
             self.die()
             self.host.exited(self, planned, signal=signal)
+
+    def returns(self) -> None:
+        """The script ends without an error, though the others still train."""
+        if self.alive:
+            self.die()
+            self.host.exited(self, exit_code=0)
 
     def fails(self, error: e.FirstError) -> None:
         """An exception ends the script."""
@@ -74,6 +81,10 @@ class SimWorker:
 
     def _enter(self) -> None:
         """Publish the step entered, obey `hold`, then wait for the world at the barrier."""
+        world = self.host.world
+        if world.clock.now < self.frozen_until:
+            self._after(self.frozen_until - world.clock.now, self._enter)
+            return
         if self.completed >= self.host.world.last_step:
             self.alive = False
             self.host.exited(self, exit_code=0)
@@ -84,14 +95,15 @@ class SimWorker:
         if orders is not None and orders.hold and (orders.drain_step == 0 or self.completed >= orders.drain_step):
             self._held = True
             return
-        self.waiting = True
-        self.host.world.at_barrier(self, step)
+        if step == world.bug_at_step and self.spec.rank == 0:
+            self.fails(e.FirstError("ValueError", "bad batch", self.host.now(), step, False))
+            return
+        world.at_barrier(self, step)
 
     def step_done(self, step: int) -> None:
         """All ranks had entered `step`; it is completed."""
         if not self.alive:
             return
-        self.waiting = False
         first = not self._stepped
         self._stepped = True
         self.completed = step
@@ -125,6 +137,8 @@ class SimWorker:
 
         def sealed() -> None:
             self.host.seal(slab, step)
+            if self.tears:
+                self.killed(9)
             self._after(0.005, self._enter)
 
         self._after(0.01, sealed)
