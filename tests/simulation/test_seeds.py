@@ -7,7 +7,7 @@ import pytest
 from keepstep.simulation.faults import FAULTS
 from tests.simulation.seeds import play
 
-SEEDS, AT_ONCE = 2_000, 125
+SEEDS, AT_ONCE = 2_000, 250
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))

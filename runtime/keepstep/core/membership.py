@@ -87,7 +87,8 @@ def present_members(turn: Turn) -> tuple[Member, ...]:
 
 def all_present(turn: Turn) -> bool:
     """Whether every host of the job has a node."""
-    return len(present_members(turn)) == len(turn.state.job.hosts)
+    nodes = turn.state.cluster.nodes
+    return all(host in nodes for host in turn.state.job.hosts)
 
 
 def acknowledge(turn: Turn) -> None:

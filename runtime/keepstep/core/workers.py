@@ -111,16 +111,19 @@ def report_status(turn: Turn) -> None:
     status = _status(turn, generation)
     seen = state.cluster.statuses.get(state.job.host)
     if seen is not None:
-        old = seen.record
-        same = evolve(old, step=status.step, sealed=status.sealed, snapshot_cost_ratio=status.snapshot_cost_ratio)
-        if same == status:
-            if old == status:
-                return
-            if turn.now < state.status_at + _STATUS_EVERY_S:
-                turn.wake(state.status_at + _STATUS_EVERY_S)
-                return
+        if seen.record == status:
+            return
+        only_progress = _news_of(seen.record) == _news_of(status)
+        if only_progress and turn.now < state.status_at + _STATUS_EVERY_S:
+            turn.wake(state.status_at + _STATUS_EVERY_S)
+            return
     if turn.put(status, Reason.NOTHING_TO_DO, status.standing.value):
         turn.set(status_at=turn.now)
+
+
+def _news_of(status: StatusRecord) -> tuple[object, ...]:
+    """What others wait to hear; the rest is progress."""
+    return status.node_id, status.generation, status.standing, status.failure, status.entered
 
 
 def _status(turn: Turn, generation: GenerationRecord) -> StatusRecord:

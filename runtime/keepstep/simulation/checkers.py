@@ -151,9 +151,8 @@ class Checkers:
     def at_the_end(self) -> list[str]:
         """The job is done and saved, or was interrupted; nothing that was committed is lost."""
         found: list[str] = []
-        hosts = [
-            host for host in self.world.hosts.values() if not host.too_late
-        ]  # to a job that had ended, with no memory
+        # a fresh container that comes once the job has ended can not know how it ended
+        hosts = [host for host in self.world.hosts.values() if not host.too_late]
         codes = {host.exit_code for host in hosts}
         head, fired = self.world.store.head, self.world.fired
         unsaved = fired["store_refuses"] or fired["replica_diverges"]

@@ -112,7 +112,7 @@ class SimWorker:
             at = self.host.world.clock.now + self.host.skew_s
             self.host.post(e.FirstStepCompleted(self.spec.worker_id, step, at), 0.05)
         if step % 4 == 0:
-            self.host.post(e.StepsSampled(self.spec.worker_id, self.entered, step, STEP_S, 0.001))
+            self.host.post(e.StepsSampled(self.spec.worker_id, self.entered, step, STEP_S, self.host.world.snapshot_s))
         orders = self._orders()
         due = orders is not None and orders.snapshot_every > 0 and step % orders.snapshot_every == 0
         last = step == self.host.world.last_step
