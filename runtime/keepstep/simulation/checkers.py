@@ -23,7 +23,6 @@ class Checkers:
     def __init__(self, world: World) -> None:
         self.world = world
         self.violations: list[str] = []
-        self.second_run = False
         self._members: dict[tuple[str, int], tuple[object, ...]] = {}
         self._ready: set[tuple[str, int]] = set()
         self._resumed: dict[int, int] = {}
