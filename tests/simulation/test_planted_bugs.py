@@ -8,7 +8,7 @@ from keepstep.core import checkpoints, cluster, decide, generations, membership,
 from keepstep.core import events as e
 from keepstep.core.records import Resume
 from keepstep.core.state import evolve
-from tests.simulation.seeds import first_violation
+from tests.simulation.seeds import first_violation, play
 
 ENOUGH = range(400)
 
@@ -88,3 +88,17 @@ def test_an_action_without_a_lease_is_caught(monkeypatch, what):
         monkeypatch.setattr(decide, "CONVERGE", (forget, *decide.CONVERGE[1:]))
     monkeypatch.setitem(decide.ABSORB, e.LeaseGranted, eternal)
     assert first_violation(ENOUGH) != ""
+
+
+def test_a_bad_seed_is_printed_as_the_command_that_plays_it_again(monkeypatch):
+    monkeypatch.setattr(generations, "common_held", lambda acks: Resume(3, "what nobody holds"))
+    bad = play(range(1, 4)).bad
+    assert bad
+    assert "keepstep simulate tests/simulation/patient.yaml --seeds 1:2 --trace" in bad[0]
+
+
+def test_a_crash_says_which_seed_it_came_from(monkeypatch):
+    monkeypatch.setattr(generations, "common_held", lambda acks: acks[99])
+    with pytest.raises(IndexError) as crash:
+        play([1])
+    assert crash.value.__notes__ == ["keepstep simulate tests/simulation/patient.yaml --seeds 1:2 --trace"]
