@@ -25,12 +25,15 @@ SCRIPTS = {
 }
 OPTIONS = ("--set", "checkpoint.every=6 steps", "--set", "checkpoint.snapshot_every=3 steps")
 MOMENTS = {
-    "loop.py": ["start", "import", "joined", "step", "sealed", "upload", "commit", "step", "restart", "step"],
-    "fit.py": ["start", "import", "joined", "step", "sealed", "upload", "validation", "step", "validation", "step"],
+    "loop.py": [
+        *("start", "import", "joined", "step", "sealed", "upload"),
+        *("commit", "step", "restart", "import", "sealed", "step"),
+    ],
+    "fit.py": ["start", "import", "joined", "step", "upload", "validation", "sealed", "validation"],
 }
 IN_A_NAMESPACE = {
-    "loop.py": ["start", "import", "step", "upload", "step"],
-    "fit.py": ["start", "joined", "validation", "sealed", "step"],
+    "loop.py": ["start", "import", "step", "sealed", "upload", "step"],
+    "fit.py": ["joined", "validation", "step"],
 }
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
