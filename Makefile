@@ -51,8 +51,11 @@ lint: venv
 check: venv lint
 	$(PY) -m pytest tests/house tests/unit tests/scenarios tests/simulation -n $(JOBS)
 
+# The interruptions come last and alone: how soon a container exits is part of what they show.
 test: check venv-tf etcd
-	$(PY) -m pytest tests/conformance tests/integration tests/e2e
+	$(PY) -m pytest tests/conformance tests/integration -n $(JOBS)
+	$(PY) -m pytest tests/e2e --ignore tests/e2e/test_interruption.py -n $(JOBS) --dist loadfile
+	$(PY) -m pytest tests/e2e/test_interruption.py
 	$(MAKE) wheels
 
 # Builds both distributions and tries them in a clean environment, where there is no source tree to fall back on.
@@ -65,7 +68,8 @@ demo: venv venv-tf etcd
 	rm -rf build/demo
 	TF_CPP_MIN_LOG_LEVEL=2 $(PY) -m keepstep local --hosts 2 --python $(TF) --fault kill:1@$(STEP) --out build/demo examples/digits_keras.py
 
-bench-overhead: venv venv-tf
+# What keepstep costs; about five minutes on a machine that does nothing else. See benchmarks/README.md.
+bench-overhead: venv venv-tf etcd
 	$(PY) benchmarks/overhead.py --python $(TF)
 
 # Pins again what requirements/*.in ask for; needs uv on PATH, or UV=/path/to/uv.
