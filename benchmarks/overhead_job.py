@@ -1,0 +1,172 @@
+"""The training that overhead.py measures: blocks of steps with keepstep's instrumentation, and blocks without.
+
+A custom loop with a Keras 3 model, driven the way `run.steps` drives one. Only instrumented steps are counted as steps,
+so that a block without instrumentation brings no snapshot nearer. Without: the same model, the same optimizer, traced
+once more around the gradient probe, and no call into keepstep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import tensorflow as tf
+
+import keepstep_worker as keepstep
+from keepstep_worker.session import Session
+
+WIDTH = 724  # a kernel of 724 x 724 float32 has 2.1 MB
+LAYERS = 8
+KERNELS = 100
+"""Variables of 2.1 MB in all: kernels, their momenta, and what is not trained."""
+SETTLED_SNAPSHOTS = 5
+"""Each of three slabs was written to for the first time, and the cadence has followed what a snapshot costs then."""
+
+Step = Callable[[Any], Any]
+
+
+class Frozen(tf.Module):
+    """State that belongs to the model and is not trained, as embeddings or averages are."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.kept = [tf.Variable(tf.random.normal((WIDTH, WIDTH)), trainable=False) for _ in range(count)]
+
+
+def build() -> tuple[Any, Any, Frozen]:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((WIDTH,)), *(keras.layers.Dense(WIDTH) for _ in range(LAYERS))])
+    return model, keras.optimizers.SGD(1e-6, momentum=0.9), Frozen(KERNELS - 2 * LAYERS)
+
+
+def trace(model: Any, apply: Callable[[Any, Any], None]) -> Step:
+    @tf.function(input_signature=[tf.TensorSpec((None, WIDTH), tf.float32)])
+    def step(inputs: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(inputs, training=True) - inputs))
+        apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    return step
+
+
+def seconds_of(step: Step, samples: int, times: int) -> float:
+    """Median seconds of a step on so many samples."""
+    inputs, found = tf.random.normal((samples, WIDTH)), []
+    for _ in range(times):
+        begun = time.perf_counter()
+        step(inputs)
+        found.append(time.perf_counter() - begun)
+    return statistics.median(found)
+
+
+def fit_samples(step: Step, wanted_s: float) -> int:
+    """How many samples make a step last `wanted_s` on this machine: a straight line through two sizes, then a trial."""
+    few, many = 8, 64
+    seconds_of(step, few, 5)
+    few_s, many_s = seconds_of(step, few, 20), seconds_of(step, many, 20)
+    per_sample_s = max((many_s - few_s) / (many - few), 1e-6)
+    samples = max(1, round(few + (wanted_s - few_s) / per_sample_s))
+    trial_s = seconds_of(step, samples, 20)
+    return max(1, round(samples + (wanted_s - trial_s) / per_sample_s))
+
+
+class Measured:
+    """Runs blocks of steps and notes the nanoseconds of each."""
+
+    def __init__(self, run: Any, session: Session, inputs: Any) -> None:
+        self._run, self._session, self._inputs = run, session, inputs
+
+    def without(self, step: Step, count: int) -> dict[str, Any]:
+        """A block of plain steps."""
+        marks = [time.perf_counter_ns()]
+        for _ in range(count):
+            step(self._inputs)
+            marks.append(time.perf_counter_ns())
+        return {"instrumented": False, "step_ns": gaps(marks)}
+
+    def instrumented(self, step: Step, count: int) -> dict[str, Any]:
+        """A block of steps with all that `run.steps` does around each; what keepstep took of it, and its snapshots."""
+        run, session = self._run, self._session
+        marks, own_ns, snapshots = [time.perf_counter_ns()], [], {}
+        for at in range(count):
+            number = session.completed_step + 1
+            begun_ns = time.perf_counter_ns()
+            session.enter_step(number, 0)
+            entered_ns = time.perf_counter_ns()
+            step(self._inputs)
+            trained_ns = time.perf_counter_ns()
+            sealed_ns = session.snapshot_ns
+            session.complete_step(number, run._times(session))
+            marks.append(time.perf_counter_ns())
+            own_ns.append(entered_ns - begun_ns + marks[-1] - trained_ns)
+            if session.snapshot_ns != sealed_ns:
+                snapshots[at] = session.snapshot_ns
+        return {"instrumented": True, "step_ns": gaps(marks), "own_ns": own_ns, "snapshot_ns": snapshots}
+
+
+def gaps(marks: list[int]) -> list[int]:
+    return [after - before for before, after in itertools.pairwise(marks)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--pairs", type=int, required=True, help="blocks with instrumentation, and as many without")
+    parser.add_argument("--block", type=int, required=True, help="steps in a block")
+    parser.add_argument("--warm-up", type=int, required=True, help="blocks before the first one, at the most")
+    parser.add_argument("--step-s", type=float, required=True)
+    options = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    run = keepstep.join()
+    session = Session.current()
+    assert session is not None, "this job runs under keepstep only"
+    model, optimizer, frozen = build()
+    run.track(model=model, optimizer=optimizer, frozen=frozen)
+    probed = type(optimizer).apply
+    plain = trace(model, lambda gradients, variables: probed.__wrapped__(optimizer, gradients, variables))
+    watched = trace(model, lambda gradients, variables: optimizer.apply(gradients, variables))
+    samples = fit_samples(plain, options.step_s)
+    measured = Measured(run, session, tf.random.normal((samples, WIDTH)))
+    measured.without(plain, options.block)
+    warm_up_ns: list[int] = []
+    for _ in range(options.warm_up):
+        warm_up_ns += measured.instrumented(watched, options.block)["snapshot_ns"].values()
+        if len(warm_up_ns) >= SETTLED_SNAPSHOTS:
+            break
+    (options.folder / "measuring").touch()
+    blocks = []
+    order = random.Random(7)
+    for _ in range(options.pairs):
+        pair = [lambda: measured.instrumented(watched, options.block), lambda: measured.without(plain, options.block)]
+        order.shuffle(pair)
+        blocks += [pair[0](), pair[1]()]
+    (options.folder / "measured").touch()
+    variables = [*model.variables, *optimizer.variables, *frozen.variables]
+    state_bytes = sum(variable.numpy().nbytes for variable in variables)
+    result = {
+        "blocks": blocks,
+        "samples": samples,
+        "snapshot_every": session._orders().snapshot_every,
+        "skipped": session.skipped,
+        "state_bytes": state_bytes,
+        "variables": len(variables),
+        "warm_up_snapshot_ns": warm_up_ns,
+    }
+    (options.folder / "blocks.json").write_text(json.dumps(result))
+    session.finish()
+
+
+main()
