@@ -50,7 +50,8 @@ def _finish(turn: Turn, generation: GenerationRecord, statuses: dict[str, Status
     if wanted and not _gave_up_saving(turn) and not _diverged(_uploads(turn, generation, last)):
         _save(turn, generation, last)
         return
-    end(turn, generation, ExitCode.DONE, "done", Reason.JOB_DONE)
+    verdict = f"done; step {last} could not be committed, {generation.durable_step} is" if wanted else "done"
+    end(turn, generation, ExitCode.DONE, verdict, Reason.JOB_DONE)
 
 
 def _gave_up_saving(turn: Turn) -> bool:
