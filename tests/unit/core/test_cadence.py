@@ -34,14 +34,14 @@ def test_unmeasured_costs_change_nothing():
     assert every(8) == every(8, 0.0, 0.0) == 8
 
 
-@given(powers, st.lists(st.floats(0.0001, 9.0), min_size=1, max_size=4))
+@given(powers, st.lists(st.floats(0.0001, 5.0), min_size=1, max_size=4))
 def test_snapshots_stay_within_their_share_and_are_powers_of_two(current, costs):
     wanted = every(current, *costs)
     assert wanted.bit_count() == 1
     assert max(costs) / wanted <= STALL_RATIO_MAX
 
 
-@given(powers, st.floats(0.0001, 9.0))
+@given(powers, st.floats(0.0001, 5.0))
 def test_the_cadence_settles(current, cost):
     once = every(current, cost)
     assert every(once, cost) == once
@@ -49,8 +49,8 @@ def test_the_cadence_settles(current, cost):
 
 def test_a_little_cheaper_is_no_reason_to_change():
     assert every(16, 0.08) == 16
-    assert every(16, 0.04) == 4
+    assert every(16, 0.02) == 4
 
 
 def test_the_slowest_host_decides():
-    assert every(1, 0.005, 0.3) == 32
+    assert every(1, 0.005, 0.3) == 64
