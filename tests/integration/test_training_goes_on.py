@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,6 +60,13 @@ def train(container: Container, store: str, plan: str = "pass") -> None:
     container.wait_for(lambda: container.metric("keepstep_durable_step"), "commit")
 
 
+def fresh_bucket(endpoint: str) -> str:
+    """A bucket of this test alone: servers of one process share what they keep."""
+    bucket = f"b{uuid.uuid4().hex[:12]}"
+    bucket_store(endpoint, bucket)
+    return bucket
+
+
 def trains_on(container: Container) -> float:
     """That steps go on, and the durable step does not, once the alarm was raised; returns the durable step."""
     container.wait_for(lambda: container.metric("keepstep_store_available") == 0.0, "alarm")
@@ -110,10 +118,10 @@ def test_training_goes_on_where_its_store_is_lost(container, spoil, disk, alarm)
 
 def test_what_an_absent_store_missed_is_made_up_for(container):
     endpoint = container.kept.enter_context(contextlib.contextmanager(s3_server)())
-    bucket_store(endpoint, "bucket")
+    bucket = fresh_bucket(endpoint)
     with TcpProxy("127.0.0.1", int(endpoint.rpartition(":")[2])) as proxy:
         container.environment |= {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.endpoint}
-        train(container, "s3://bucket/job")
+        train(container, f"s3://{bucket}/job")
         proxy.cut()
         durable = trains_on(container)
         proxy.restore()
@@ -127,10 +135,10 @@ def test_what_an_absent_store_missed_is_made_up_for(container):
 def test_a_store_that_stays_away_costs_no_more_than_the_grace(container):
     """The training is over, and its last commit can not be made: that is said, and the exit code is the training's."""
     endpoint = container.kept.enter_context(contextlib.contextmanager(s3_server)())
-    bucket_store(endpoint, "bucket")
+    bucket = fresh_bucket(endpoint)
     with TcpProxy("127.0.0.1", int(endpoint.rpartition(":")[2])) as proxy:
         container.environment |= {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.endpoint}
-        train(container, "s3://bucket/job")
+        train(container, f"s3://{bucket}/job")
         proxy.cut()
         trains_on(container)
         container.write("enough", "")

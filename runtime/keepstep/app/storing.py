@@ -19,6 +19,8 @@ from keepstep.core.records import StoredObject
 
 _RESTART_S = 0.2
 _STORE_AGAIN_S = 2.0
+_DECIDED = ("corrupt", "missing", "fenced", "conflict")
+"""Errors that mean something of their own to whoever asked."""
 
 
 class Storing:
@@ -76,7 +78,7 @@ class Storing:
         family, detail = str(reply.get("error")), str(reply.get("detail"))
         if family == "refused":
             self._post(e.StoreRefused(operation, f"{self._store}: {detail}"))
-        elif family not in ("corrupt", "missing", "fenced", "conflict"):
+        elif family not in _DECIDED:
             self._post(e.OperationFailed(operation, f"{family}: {detail}", _STORE_AGAIN_S))
         return reply
 
@@ -106,7 +108,7 @@ class Storing:
                 action.operation, action.generation, action.step, str(reply["replicated"]), objects,
                 float(reply["seconds"]),
             ))  # fmt: skip
-        elif reply.get("error") != "refused":
+        elif reply.get("error") in _DECIDED:
             self._post(e.OperationFailed(action.operation, str(reply.get("detail")), _STORE_AGAIN_S))
 
     async def commit(self, action: a.CommitCheckpoint) -> None:
@@ -141,7 +143,7 @@ class Storing:
             for manifest in reply.get("unreadable", ()):
                 self._log(f"checkpoint {manifest} can not be read; an older one is taken")
             self._post(e.HeadRead(action.operation, head))
-        elif reply.get("error") != "refused":
+        elif reply.get("error") in _DECIDED:
             self._post(e.OperationFailed(action.operation, str(reply.get("detail")), _STORE_AGAIN_S))
 
     async def fetch(self, action: a.FetchSnapshot, link: WorkerLink) -> None:
