@@ -2,8 +2,8 @@
 
 In a synchronous step everybody is as slow as the slowest, so the length of a step names nobody; the time from its start
 to the local gradients does. The optimizer's entry is wrapped, and while a train function is traced an operation is put
-behind the gradients that stores the time of day. Where XLA compiles the function, or op determinism is on, TensorFlow
-refuses that operation: nothing is measured.
+behind the gradients that stores the time of day; it is read once in a while. Where XLA compiles the function, or op
+determinism is on, TensorFlow refuses that operation: nothing is measured.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from typing import Any
 _PLACES = (("BaseOptimizer", "apply"), ("Optimizer", "apply_gradients"), ("OptimizerV2", "apply_gradients"))
 """Classes and methods that are given local gradients: Keras 3, tf_keras, and tf_keras's legacy optimizers."""
 
+_EVERY_NS = 200_000_000
+"""How often the stored time is read: it takes up to 0.2 ms after a step that has filled the caches, and the agent shows
+means over as long.
+"""
+
 
 class _Stamp:
     """Where the time is stored: a resource of no strategy, on this process's CPU.
@@ -24,11 +29,12 @@ class _Stamp:
     Attributes:
         handle: of a float64 variable with the time of day in seconds; None before the first trace.
         eager_ns: the same where no function was traced, monotonic.
+        due_ns: when the variable may be read again, monotonic.
     """
 
     def __init__(self) -> None:
         self.handle: Any = None
-        self.eager_ns = 0
+        self.eager_ns = self.due_ns = 0
         self.lock = threading.Lock()
 
 
@@ -45,11 +51,15 @@ def install(module: Any) -> None:
 
 def gradients_ready_ns(start_ns: int) -> int:
     """Return when the gradients of the step begun at `start_ns` were ready, monotonic; 0 where it was not measured."""
+    now_ns = time.monotonic_ns()
     if _stamp.handle is None:
         ready_ns = _stamp.eager_ns
+    elif now_ns < _stamp.due_ns:
+        return 0
     else:
         import tensorflow as tf
 
+        _stamp.due_ns = now_ns + _EVERY_NS
         stored_s = float(tf.raw_ops.ReadVariableOp(resource=_stamp.handle, dtype=tf.float64))
         # the offset of the two clocks is taken anew each time, so that a clock that was set spoils one step at most
         ready_ns = int(stored_s * 1e9) - time.time_ns() + time.monotonic_ns()
