@@ -264,6 +264,8 @@ class Wire:
 
     def read_since(self, sequence: int) -> tuple[list[StepRecord], int]:
         """Agent: records after `sequence`, in order, and how many were overwritten before they could be read."""
+        if sequence == 0 and self._record(1 % self.capacity) is None:  # nothing yet: no need to look at the whole ring
+            return [], 0
         newest = (
             max((r.sequence for r in map(self._record, range(self.capacity)) if r is not None), default=0)
             if sequence == 0
