@@ -1,7 +1,7 @@
 """A custom loop with Keras 3 (or tf_keras), dropout, BatchNorm and Adam: `loop_job.py LAST_STEP OUT [OPTION...]`.
 
 Options: `die=STEP` ends this process in the middle of that step; `legacy` takes tf_keras;
-`jit` has XLA compile the step; `loose` leaves op determinism off; `slow=RANK` adds own work to that rank's steps.
+`jit` has XLA compile the step; `loose` leaves op determinism off.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ def main() -> None:
     last_step, out = int(sys.argv[1]), sys.argv[2]
     die = next((int(option[4:]) for option in sys.argv if option.startswith("die=")), 0)
     run = keepstep.join()
-    slow_rounds = 20 if f"slow={run.rank}" in sys.argv else 0
     strategy = (
         tf.distribute.MultiWorkerMirroredStrategy() if os.environ.get("TF_CONFIG") else tf.distribute.get_strategy()
     )
@@ -68,14 +67,10 @@ def main() -> None:
             from_logits=True, reduction="none" if "legacy" in sys.argv else None
         )
 
-    heavy = tf.zeros((600, 600))
-
     @tf.function(jit_compile="jit" in sys.argv)
     def train_step(batch: Any) -> Any:
         def replica(inputs: Any, labels: Any) -> Any:
             with tf.GradientTape() as tape:
-                for _ in range(slow_rounds):
-                    inputs = inputs + 0.0 * tf.linalg.matmul(heavy, heavy)[0, 0]
                 logits = model(inputs + noise.normal(tf.shape(inputs)) * 0.01, training=True)
                 loss = tf.reduce_sum(loss_of(labels, logits)) / BATCH
             gradients = tape.gradient(loss, model.trainable_variables)
