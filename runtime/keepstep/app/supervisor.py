@@ -9,7 +9,7 @@ from collections.abc import Callable
 from keepstep.adapters.clock import Clock
 from keepstep.adapters.journal import VERSION, JournalWriter
 from keepstep.core.actions import Action
-from keepstep.core.codec import digest_of, encode_event, encode_job, encode_state
+from keepstep.core.codec import Digests, encode_event, encode_job, encode_state
 from keepstep.core.decide import decide, initial_state
 from keepstep.core.events import Event, TimerFired
 from keepstep.core.job import JobSpec
@@ -32,6 +32,7 @@ class Supervisor:
         started_at = clock.now()
         self.state: State = initial_state(job, policy, started_at)
         self._turn = 0
+        self._digests = Digests()
         self._head: dict[str, object] = {
             "journal": VERSION,
             "job": encode_job(job),
@@ -82,7 +83,7 @@ class Supervisor:
             "event": encoded,
             "notes": [[note.reason.value, note.detail] for note in decision.notes],
             "actions": [type(action).__name__ for action in decision.actions],
-            "digest": digest_of(encoded, now, decision),
+            "digest": self._digests.of(encoded, now, decision),
         })  # fmt: skip
         if self._journal.is_full:
             state = {"n": self._turn, "state": encode_state(decision.state)}

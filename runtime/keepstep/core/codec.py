@@ -11,13 +11,13 @@ from keepstep.core.events import Event
 from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
 from keepstep.core.records import Record
-from keepstep.core.state import Decision, State
+from keepstep.core.state import Cluster, Decision, State
 
 _RECORD: TypeAdapter[Any] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 _EVENT: TypeAdapter[Any] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 _JOB: TypeAdapter[Any] = TypeAdapter(JobSpec)
 _STATE: TypeAdapter[Any] = TypeAdapter(State)
-_CONSTANT = ("job", "policy")
+_VARYING = tuple(name for name in State.__slots__ if name not in ("job", "policy", "cluster"))
 
 
 class Undecodable(Exception):
@@ -78,17 +78,36 @@ def decode_policy(text: str) -> Policy:
     return _decode(TypeAdapter(Policy), text)  # type: ignore[no-any-return]
 
 
-def digest_of(event: object, now: float, decision: Decision) -> str:
-    """A short digest of a turn: its event, its time, its actions, and the state after it (what never changes left out).
+class Digests:
+    """Digests of one node's successive turns: of what did not change since the last one, the words are kept."""
 
-    Args:
-        event: as `encode_event` gives it, so that a byte altered in a journal shows even where nothing hung on it.
-        now: unix seconds.
-        decision: what was decided.
-    """
-    state = decision.state
-    varying = [getattr(state, name) for name in State.__slots__ if name not in _CONSTANT]
-    return hashlib.blake2b(repr((event, now, decision.actions, varying)).encode(), digest_size=8).hexdigest()
+    def __init__(self) -> None:
+        self._words: dict[str, tuple[object, str]] = {}
+
+    def of(self, event: object, now: float, decision: Decision) -> str:
+        """A short digest of a turn: its event, time and actions, and the state after it (what never changes left out).
+
+        Args:
+            event: as `encode_event` gives it, so that a byte altered in a journal shows even where nothing hung on it.
+            now: unix seconds.
+            decision: what was decided.
+        """
+        state = decision.state
+        words = [repr((event, now, decision.actions))]
+        words += [self._words_of(name, getattr(state, name)) for name in _VARYING]
+        words += [self._words_of(f"cluster.{name}", getattr(state.cluster, name)) for name in Cluster.__slots__]
+        return hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()
+
+    def _words_of(self, name: str, value: object) -> str:
+        known = self._words.get(name)
+        if known is None or known[0] is not value:  # a state's parts are replaced, never changed
+            known = self._words[name] = (value, repr(value))
+        return known[1]
+
+
+def digest_of(event: object, now: float, decision: Decision) -> str:
+    """The digest of one turn alone; see `Digests.of`."""
+    return Digests().of(event, now, decision)
 
 
 def _decode(adapter: TypeAdapter[Any], text: str) -> Any:

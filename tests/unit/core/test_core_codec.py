@@ -18,7 +18,7 @@ from keepstep.core.events import Event
 from keepstep.core.policy import Policy
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Record
-from keepstep.core.state import Decision, Note, State, evolve
+from keepstep.core.state import Cluster, Decision, Note, State, evolve
 from tests.unit.core.values import a_job
 
 EVENTS, RECORDS = get_args(Event), get_args(Record)
@@ -91,9 +91,20 @@ def digest(state: State = STATE, *, event: object = None, now: float = 1.0, acti
     return codec.digest_of(event, now, Decision(state, actions, (Note(Reason.NOTHING_TO_DO),)))
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(State) if field.name not in ("job", "policy")])
+@pytest.mark.parametrize("name", [f.name for f in fields(State) if f.name not in ("job", "policy", "cluster")])
 def test_no_change_of_the_state_escapes_the_digest(name):
     assert digest(evolve(STATE, **{name: "something else"})) != digest()
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Cluster)])
+def test_no_change_of_the_cluster_escapes_the_digest(name):
+    assert digest(evolve(STATE, cluster=evolve(STATE.cluster, **{name: "something else"}))) != digest()
+
+
+def test_words_that_are_kept_change_no_digest():
+    digests = codec.Digests()
+    for state in (STATE, evolve(STATE, completed=7), STATE, evolve(STATE, cluster=evolve(STATE.cluster, watched=9))):
+        assert digests.of(None, 1.0, Decision(state, (), ())) == codec.digest_of(None, 1.0, Decision(state, (), ()))
 
 
 def test_no_change_of_event_time_or_actions_escapes_the_digest():
