@@ -68,7 +68,7 @@ demo: venv venv-tf etcd
 	rm -rf build/demo
 	TF_CPP_MIN_LOG_LEVEL=2 $(PY) -m keepstep local --hosts 2 --python $(TF) --fault kill:1@$(STEP) --out build/demo examples/digits_keras.py
 
-# What keepstep costs; about five minutes on a machine that does nothing else. See benchmarks/README.md.
+# What keepstep costs; about six minutes on a machine that does nothing else. See benchmarks/README.md.
 bench-overhead: venv venv-tf etcd
 	$(PY) benchmarks/overhead.py --python $(TF)
 

@@ -180,15 +180,20 @@ def mean_interval(values: list[float]) -> tuple[float, float, float]:
     return statistics.fmean(values), means[int(0.025 * DRAWS)], means[int(0.975 * DRAWS)]
 
 
+def difference_us(on: dict[str, Any], off: dict[str, Any]) -> tuple[float, float]:
+    """What a block's instrumentation added to a step: to the usual step, and by snapshots and the steps after them."""
+    touched = {int(at) + after for at in on["snapshot_ns"] for after in (0, 1)}
+    usual_ns = statistics.median(ns for at, ns in enumerate(on["step_ns"]) if at not in touched)
+    seals_ns = sum(ns - usual_ns for at, ns in enumerate(on["step_ns"]) if at in touched)
+    return (usual_ns - statistics.median(off["step_ns"])) / 1e3, seals_ns / len(on["step_ns"]) / 1e3
+
+
 def summarize_steps(found: dict[str, Any]) -> dict[str, Any]:
     """What instrumentation adds to a step, in microseconds: by the blocks' difference, and by what its calls took."""
     blocks = found["blocks"]
-    differences, quiet = [], []
-    for first, second in zip(blocks[::2], blocks[1::2], strict=True):
-        on, off = (first, second) if first["instrumented"] else (second, first)
-        differences.append((statistics.fmean(on["step_ns"]) - statistics.fmean(off["step_ns"])) / 1e3)
-        unsealed = [ns for at, ns in enumerate(on["step_ns"]) if str(at) not in on["snapshot_ns"]]
-        quiet.append((statistics.fmean(unsealed) - statistics.fmean(off["step_ns"])) / 1e3)
+    pairs = [(a, b) if a["instrumented"] else (b, a) for a, b in zip(blocks[::2], blocks[1::2], strict=True)]
+    parts = [difference_us(on, off) for on, off in pairs]
+    differences = [usual + seal for usual, seal in parts]
     on_blocks = [block for block in blocks if block["instrumented"]]
     own_ns = [ns for block in on_blocks for ns in block["own_ns"]]
     calls_ns = [
@@ -200,7 +205,10 @@ def summarize_steps(found: dict[str, Any]) -> dict[str, Any]:
     return {
         "added_us": added_us,
         "added_us_ci95": [low_us, high_us],
-        "added_us_without_snapshots": statistics.fmean(quiet),
+        "added_us_without_snapshots": statistics.fmean(usual for usual, _ in parts),
+        "added_us_of_means": statistics.fmean(
+            (statistics.fmean(on["step_ns"]) - statistics.fmean(off["step_ns"])) / 1e3 for on, off in pairs
+        ),
         "calls_us": statistics.fmean(own_ns) / 1e3,
         "calls_us_without_snapshots_p50": statistics.median(calls_ns) / 1e3,
         "step_ms": statistics.fmean(off_ns) / 1e6,
@@ -248,7 +256,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, required=True, help="an interpreter with TensorFlow and scikit-learn")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench-overhead")
-    parser.add_argument("--pairs", type=int, default=16, help="blocks with instrumentation, and as many without")
+    parser.add_argument("--pairs", type=int, default=24, help="blocks with instrumentation, and as many without")
     parser.add_argument("--block", type=int, default=100, help="steps in a block")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long the two hosts are watched")
     options = parser.parse_args()

@@ -173,6 +173,8 @@ class Session:
             self._ring_sequence, step, start_ns, times.data_ready_ns, gradients_ns, end_ns,
         ))  # fmt: skip
         self._publish()
+        if self._slabs.awaited:
+            self._poll()
         orders = self._orders()
         if orders.hold:
             self._hold(step + 1)
@@ -238,6 +240,8 @@ class Session:
         patient_until_ns = 0 if self._slabs.used(layout) else time.monotonic_ns() + _FIRST_GRANT_NS
         while True:
             slab = self._slabs.granted(self._orders().grant, layout)
+            if slab is not None and not forced and not self._slabs.prepared:
+                slab = None
             if slab is not None or not (forced or time.monotonic_ns() < patient_until_ns):
                 break
             self._wait()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keepstep_worker import wire as wires
@@ -26,6 +27,7 @@ class Slabs:
         self._answers: dict[int, frozenset[int]] = {}
         self._used: set[int] = set()
         self._writers: dict[int, Writer] = {}
+        self._preparation: _Preparation | None = None
         self._newest_sealed = wires.NO_SLAB
         self._sequence = max((seal.sequence for seal in wire.read_seals()), default=0)
         self.layout_number = 0
@@ -38,11 +40,9 @@ class Slabs:
 
     def close(self) -> None:
         """Unmap and close every slab."""
-        for writer in self._writers.values():
-            writer.close()
+        self._unmap()
         for descriptor in self._descriptors.values():
             os.close(descriptor)
-        self._writers.clear()
         self._descriptors.clear()
 
     def adopt(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
@@ -57,19 +57,25 @@ class Slabs:
         for descriptor in descriptors[len(described) :]:
             os.close(descriptor)
         if "layout" in message:
-            self._answers[int(message["layout"])] = frozenset(int(entry["slab"]) for entry in described)
+            layout, slabs = int(message["layout"]), frozenset(int(entry["slab"]) for entry in described)
+            self._answers[layout] = slabs
+            if layout == self.layout_number:
+                self._prepare(slabs)
 
     def layout_of(self, tensors: Sequence[Tensor]) -> Layout | None:
         """Make the layout of these tensors the current one; return it where it is new."""
         specs: tuple[Spec, ...] = tuple([tensor[:3] for tensor in tensors])
         if self._layout is not None and self._layout.specs == specs:
             return None
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
+        self._unmap()
         self._layout = Layout(specs)
         self.layout_number = self._layout.number
         return self._layout
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the current layout's slabs have not come yet."""
+        return self._layout is not None and self.layout_number not in self._answers
 
     def answered(self, layout: int) -> bool:
         """Tell whether the agent has handed over the slabs of a layout."""
@@ -81,6 +87,11 @@ class Slabs:
         self._used.add(layout)
         return before
 
+    @property
+    def prepared(self) -> bool:
+        """Whether a copy into a slab meets no page fault: until then a snapshot would take several times as long."""
+        return self._preparation is None or not self._preparation.is_alive()
+
     def granted(self, grant: int, layout: int) -> int | None:
         """Return the slab to write to, None where the grant is used up or is none of this layout's."""
         if grant == self._newest_sealed or grant not in self._answers.get(layout, ()):
@@ -91,9 +102,7 @@ class Slabs:
         """Write the tensors into the slab and declare it sealed for `step`."""
         layout = self._layout
         assert layout is not None, "a layout comes before its slabs"
-        writer = self._writers.get(slab)
-        if writer is None:
-            writer = self._writers[slab] = Writer(self._descriptors[slab], layout)
+        writer = self._writer(slab, layout)
         self._wire.clear_seal(slab)
         writer.write(tensors)
         self._sequence += 1
@@ -101,3 +110,41 @@ class Slabs:
         self._wire.write_seal(Seal(
             slab, step, self._sequence, layout.size_bytes, layout.number, self._generation, time.monotonic_ns(),
         ))  # fmt: skip
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _writer(self, slab: int, layout: Layout) -> Writer:
+        writer = self._writers.get(slab)
+        if writer is None:
+            writer = self._writers[slab] = Writer(self._descriptors[slab], layout)
+        return writer
+
+    def _prepare(self, slabs: Iterable[int]) -> None:
+        assert self._layout is not None, "its number was answered"
+        self._preparation = _Preparation([self._writer(slab, self._layout) for slab in sorted(slabs)])
+        self._preparation.start()
+
+    def _unmap(self) -> None:
+        if self._preparation is not None:
+            self._preparation.end()
+            self._preparation = None
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+
+class _Preparation(threading.Thread):
+    """Maps slabs in while the training goes on."""
+
+    def __init__(self, writers: Sequence[Writer]) -> None:
+        super().__init__(name="keepstep-slabs", daemon=True)
+        self._writers, self._stopped = writers, threading.Event()
+
+    def run(self) -> None:
+        for writer in self._writers:
+            writer.populate(lambda: not self._stopped.is_set())
+
+    def end(self) -> None:
+        """Return when no slab is touched any more."""
+        self._stopped.set()
+        self.join()

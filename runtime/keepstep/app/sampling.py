@@ -11,7 +11,10 @@ from keepstep.core.events import Event, SlabSeal
 from keepstep.ports import MetricsSink
 from keepstep_worker.wire import StepRecord
 
-EVERY_S = 0.2
+FIRST_EVERY_S = 0.2
+"""Until the first step is seen: a recovery ends with it."""
+EVERY_S = 0.5
+"""Afterwards: progress is no news, and each sample is a turn of the fold."""
 
 
 class Sampler:
@@ -37,9 +40,9 @@ class Sampler:
         self._worker_id = ""
 
     async def run(self) -> None:
-        """Sample at an even pace. Never ends."""
+        """Sample at the pace that the worker's progress asks for. Never ends."""
         while True:
-            await sleep(EVERY_S)
+            await sleep(EVERY_S if self._stepped else FIRST_EVERY_S)
             if self._worker_id:
                 self.sample()
 
@@ -58,8 +61,8 @@ class Sampler:
                 self._post(e.WorkerRestored(worker_id, _whole(message, "step"), _real(message, "seconds")))
             case "layout":
                 self._post(e.LayoutAnnounced(worker_id, _whole(message, "layout"), _whole(message, "bytes")))
-            case "sealed":
-                self._look_at_seals()
+            case "sealed":  # the last chance to see the steps of a worker that is drained
+                self.sample()
 
     def sample(self) -> None:
         """Read the ring and the seals once."""

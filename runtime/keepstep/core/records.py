@@ -215,7 +215,7 @@ class StatusRecord:
 
     Attributes:
         entered: the step its worker has entered, answered once `hold` is set; -1 before.
-        step: newest completed step, refreshed about once a second.
+        step: newest completed step, refreshed every other second.
         sealed: newest step that is sealed in a slab.
         snapshot_cost_ratio: time of the last snapshot over the time of a step, 0 where unknown.
     """

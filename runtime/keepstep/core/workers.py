@@ -22,7 +22,7 @@ from keepstep.core.records import Failure, GenerationRecord, Phase, Resume, Stan
 from keepstep.core.restarts import classify_exit
 from keepstep.core.state import Recovery, Slab, Turn, Worker, evolve
 
-_STATUS_EVERY_S = 1.0
+_STATUS_EVERY_S = 2.0
 
 
 def stop_older(turn: Turn) -> None:
@@ -104,7 +104,7 @@ def write_orders(turn: Turn) -> None:
 
 
 def report_status(turn: Turn) -> None:
-    """Keep this host's status true; progress alone is refreshed about once a second."""
+    """Keep this host's status true; progress alone is refreshed every other second."""
     state, generation = turn.state, turn.generation
     if generation is None or generation.phase is Phase.FORMING or not turn.is_member or not turn.has_lease:
         return

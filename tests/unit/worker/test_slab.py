@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import struct
 from pathlib import Path
 
@@ -195,3 +196,29 @@ def test_a_slab_shorter_than_its_seal_says_is_refused():
     with pytest.raises(SlabError, match="can not be mapped"):
         SlabView.open(fd, 200, 1)
     os.close(fd)
+
+
+def populated(layout: Layout, pieces: int) -> Writer:
+    """A writer of touched memory, populated until it was asked so often whether to go on."""
+    fd = os.memfd_create("slab")
+    os.posix_fallocate(fd, 0, layout.size_bytes)
+    writer = Writer(fd, layout)
+    os.close(fd)
+    asked = iter([True] * pieces)
+    writer.populate(lambda: next(asked, False))
+    return writer
+
+
+@pytest.mark.parametrize(("pieces", "is_populated"), [(0, False), (2, True)])
+def test_a_copy_into_a_populated_slab_meets_no_page_fault(pieces, is_populated):
+    size_bytes = 20_000_000  # of two pieces
+    state = tensor("replicated/w", "U8", (size_bytes,))
+    layout = Layout([state[:3]])
+    content_bytes = content(state.key, size_bytes)
+    writer = populated(layout, pieces)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    writer.write([Tensor(*state[:3], lambda target: fill(target, content_bytes))])
+    faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    writer.close()
+    pages = size_bytes // resource.getpagesize()
+    assert (faults < pages / 10) is is_populated
