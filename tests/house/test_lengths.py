@@ -10,7 +10,7 @@ PARAMETERS_MAX = 6
 CORE_LINES_MAX = 2500
 VOCABULARY = {
     f"{name}.py"
-    for name in ("actions", "causes", "codec", "events", "job", "policy", "quantities", "reasons", "records")
+    for name in ("actions", "causes", "codec", "events", "job", "policy", "quantities", "reasons", "records", "view")
 }
 """Declarations: what is known, said and wanted. They decide nothing, and grow with every knob and every fact."""
 

@@ -12,8 +12,18 @@ from dataclasses import replace
 from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.decide import decide, initial_state
-from keepstep.core.job import JobSpec
-from keepstep.core.records import LEASED, GenerationRecord, Member, Phase, StoredObject
+from keepstep.core.job import JobSpec, first_etcd_hosts
+from keepstep.core.records import (
+    LEASED,
+    CordonRecord,
+    EtcdRecord,
+    GenerationRecord,
+    Member,
+    NodeRecord,
+    OrderRecord,
+    Phase,
+    StoredObject,
+)
 from keepstep.intake.policy import load_policy
 from tests.scenarios.peer import Peer
 from tests.scenarios.telling import tell_turn
@@ -30,7 +40,7 @@ class Stage:
         job = JobSpec(
             name="job", host="algo-1", hosts=names, node_id="one", boot=0, address="10.0.0.1", port_base=20000,
             run="run1", strategy="multi_worker", python="python", script="train.py", arguments=(), has_store=store,
-            keeps_etcd=True,
+            etcd_hosts=first_etcd_hosts(names),
         )  # fmt: skip
         self.now = START
         self.state = initial_state(job, load_policy("default", knobs), self.now)
@@ -94,6 +104,8 @@ class Stage:
                     self.page.pop(slab, None)
             case a.SampleEntered():
                 self.post(e.EnteredSampled(action.operation, action.worker_id, self.entered))
+            case a.JoinEtcd():
+                self.post(e.EtcdJoined(action.operation))
             case _:
                 self._answer_from_store(action)
 
@@ -258,6 +270,32 @@ class Stage:
         self.state = initial_state(job, self.state.policy, self.now)
         self.happens(e.AgentStarted((), (), int(seen_generation)))
         self.happens(e.ClusterRead(tuple(self.records.values())))
+
+    def cordoned(self, host: str) -> None:
+        """An operator wants a host out."""
+        self._tells(CordonRecord(host, "operator", self.now))
+
+    def uncordoned(self, host: str) -> None:
+        self.vanish(f"cordons/{host}")
+        self.happens(self._inbox.popleft())
+
+    def restart_ordered(self, order_id: str) -> None:
+        """An operator wants all workers to start anew."""
+        self._tells(OrderRecord(order_id, "operator", self.now))
+
+    def host_arrives(self, host: str) -> None:
+        """A host without a mind of its own: its node is there, and nothing else."""
+        self._tells(NodeRecord(host, f"{host}-x", "10.0.0.9", 900))
+
+    def etcd_kept_by(self, *hosts: str, joining: str = "", leaving: str = "") -> None:
+        self._tells(EtcdRecord(hosts, joining, leaving))
+
+    def joins_etcd_for(self, leaving: str, *hosts: str) -> None:
+        """The leader names this host for a member that is lost."""
+        self.etcd_kept_by(*hosts, joining="algo-1", leaving=leaving)
+
+    def _tells(self, record: object) -> None:
+        self.happens(e.RecordSeen(record, self.write(record)))
 
     def earlier_run_ended(self) -> None:
         members = (Member("algo-1", "long ago"), Member("algo-2", "long ago, too"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keepstep.core import checkpoints, cluster, decide, generations, membership, workers
+from keepstep.core import checkpoints, cluster, decide, elastic, generations, membership, workers
 from keepstep.core import events as e
 from keepstep.core.records import Resume
 from keepstep.core.state import evolve
@@ -65,7 +65,7 @@ def test_two_memberships_of_one_generation_are_caught(monkeypatch):
     next_number = generations._next_number
 
     def kept_where_members_change(turn, old):
-        changed = old is not None and membership.present_members(turn) != old.members
+        changed = old is not None and elastic.chosen(turn, old.members) != old.members
         return old.number if changed else next_number(turn, old)
 
     monkeypatch.setattr(generations, "_next_number", kept_where_members_change)

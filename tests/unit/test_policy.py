@@ -143,6 +143,8 @@ def test_what_is_no_store(store):
         ({"interruption": {"grace": "10s", "script_grace": "11s"}}, "interruption.script_grace"),
         ({"checkpoint": {"every": "10 steps", "snapshot_every": "20 steps"}}, "checkpoint.snapshot_every"),
         ({"checkpoint": {"every": "10 steps", "keep": {"every": "5 steps"}}}, "checkpoint.keep.every"),
+        ({"elastic": {"hosts": {"max": 2}}}, "elastic.hosts.min"),
+        ({"elastic": {"hosts": {"min": 3, "max": 2}}}, "elastic.hosts.min"),
         ({"telemetry": {"listen": "0.0.0.0:2379"}}, "telemetry.listen"),
         ({"telemetry": {"listen": "0.0.0.0:2380"}}, "telemetry.listen"),
         ({"failures": [{"cause": "hang", "exit_code": 3, "respond": "stop"}]}, "failures.0.exit_code"),
@@ -224,7 +226,12 @@ EVERYTHING = {
     "launch": {"strategy": "multi_worker", "instrument": "off", "python": "/usr/bin/python3"},
     "restart": {"budget": "3 per 10min", "ceiling": 7, "backoff": {"first": "250ms", "max": "90s"}, "same_step": 2},
     "failures": [{"cause": "any", "exit_code": 2, "respond": "stop"}],
-    "elastic": {"wait_for_return": "90s"},
+    "elastic": {
+        "hosts": {"min": 2, "max": 4},
+        "wait_for_return": "90s",
+        "grow": "off",
+        "batch": "keep_local",
+    },
     "checkpoint": {
         "store": "s3://bucket/prefix",
         "every": "100 steps",
@@ -233,7 +240,12 @@ EVERYTHING = {
     },
     "interruption": {"grace": "20s", "script_grace": "1.5s"},
     "health": {"gpu": {"poll": "500ms"}},
-    "coordination": {"endpoints": ["http://10.0.0.1:2379", "http://10.0.0.2:2379"], "lease": "3s", "port": 12379},
+    "coordination": {
+        "endpoints": ["http://10.0.0.1:2379", "http://10.0.0.2:2379"],
+        "lease": "3s",
+        "port": 12379,
+        "tls": "off",
+    },
     "telemetry": {"listen": "0.0.0.0:0"},
 }
 

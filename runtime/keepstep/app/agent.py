@@ -154,7 +154,7 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         script=str(contract.script),
         arguments=contract.arguments,
         has_store=store is not None,
-        keeps_etcd=len(hosts) > 1 and host == hosts[0] and policy.coordination.endpoints == "embedded",
+        etcd_hosts=hosts[:1] if len(hosts) > 1 and policy.coordination.endpoints == "embedded" else (),
     )
     environment = user_environment(contract, environ)
     check_interpreter(job.python, contract.code_dir, environment.get("PATH"))

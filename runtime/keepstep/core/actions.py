@@ -207,8 +207,24 @@ class WriteFailure:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class JoinEtcd:
+    """Start an etcd member here, for the one that was on the host `leaving`; `hosts` are all from then on."""
+
+    operation: str
+    leaving: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UseEtcd:
+    """Ask the etcd on these hosts from now on."""
+
+    hosts: tuple[str, ...]
+
+
 Action = (
     GrantLease | RevokeLease | Put | StartWorker | StopWorker | SignalWorker | WriteOrders | SampleEntered
     | AllocateSlabs | HandSlabs | DropSlabs | ClearSeal | VerifySlab | UploadSnapshot | CommitCheckpoint | ReadHead
-    | FetchSnapshot | SweepStore | Report | WriteFailure
+    | FetchSnapshot | SweepStore | Report | WriteFailure | JoinEtcd | UseEtcd
 )  # fmt: skip

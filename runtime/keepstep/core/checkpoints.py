@@ -229,7 +229,9 @@ def on_snapshot_uploaded(turn: Turn, event: SnapshotUploaded) -> None:
     turn.landed(event.operation)
     _release(turn)
     record = UploadRecord(event.generation, event.step, turn.state.job.host, event.digest, event.objects)
-    if event.generation == turn.state.seen_generation:
+    if event.operation.startswith("alone:"):
+        turn.set(alone=record)
+    elif event.generation == turn.state.seen_generation:
         turn.set(uploaded=record)
     else:
         turn.because(Reason.STALE_GENERATION, record.key)
@@ -238,8 +240,8 @@ def on_snapshot_uploaded(turn: Turn, event: SnapshotUploaded) -> None:
 
 def release_upload(turn: Turn, operation: str) -> None:
     """An upload or a verification failed: its slab is not being read any more."""
-    if operation.startswith(("upload:", "verify:")):
-        _release(turn, operation.partition(":")[0])
+    if operation.startswith(("upload:", "alone:", "verify:")):
+        _release(turn, "verify" if operation.startswith("verify:") else "upload")
 
 
 def _release(turn: Turn, what: str = "upload") -> None:

@@ -10,16 +10,20 @@ from keepstep.core.events import ClusterRead, PutRefused, RecordGone, RecordPut,
 from keepstep.core.reasons import Reason
 from keepstep.core.records import (
     AckRecord,
+    CordonRecord,
+    EtcdRecord,
     GenerationRecord,
     LeaderRecord,
     NodeRecord,
+    OrderRecord,
     Phase,
     Record,
     RequestRecord,
     StatusRecord,
     UploadRecord,
 )
-from keepstep.core.state import Cluster, Recovery, Seen, Turn, evolve, known_revision
+from keepstep.core.state import Recovery, Turn, evolve
+from keepstep.core.view import Cluster, Seen, known_revision
 
 _PUT_AGAIN_S = 0.05
 
@@ -29,6 +33,11 @@ def on_cluster_read(turn: Turn, event: ClusterRead) -> None:
     turn.set(cluster=Cluster(synced=True, watched=max((revision for _, revision in event.records), default=0)))
     for record, revision in event.records:
         _take(turn, record, revision)
+    state, nodes = turn.state, turn.state.cluster.nodes
+    turn.set(
+        absent={host: state.absent.get(host, turn.now) for host in state.job.hosts if host not in nodes},
+        sighted={host: state.sighted.get(host, turn.now) for host in nodes},
+    )
 
 
 def on_record_seen(turn: Turn, event: RecordSeen) -> None:
@@ -71,16 +80,24 @@ def on_record_gone(turn: Turn, event: RecordGone) -> None:
     match kind:
         case "nodes":
             turn.set_cluster(nodes=without(cluster.nodes, name))
+            if name not in turn.state.cluster.nodes:
+                _set_presence(turn, name, present=False)
         case "status":
             turn.set_cluster(statuses=without(cluster.statuses, name))
         case "requests":
             turn.set_cluster(requests=without(cluster.requests, name))
+        case "orders":
+            turn.set_cluster(orders=without(cluster.orders, name))
+        case "cordons":
+            turn.set_cluster(cordons=without(cluster.cordons, name))
         case "acks":
             turn.set_cluster(acks=without(cluster.acks, key))
         case "uploads":
             turn.set_cluster(uploads=without(cluster.uploads, key))
         case "leader" if cluster.leader is not None and cluster.leader.revision <= event.revision:
             turn.set_cluster(leader=None)
+        case "etcd" if cluster.etcd is not None and cluster.etcd.revision <= event.revision:
+            turn.set_cluster(etcd=None)
         case "generation" if cluster.generation is not None and cluster.generation.revision <= event.revision:
             turn.set_cluster(generation=None)
         case _:
@@ -92,6 +109,7 @@ def _take(turn: Turn, record: Record, revision: int) -> None:
     match record:
         case NodeRecord():
             turn.set_cluster(nodes={**cluster.nodes, record.host: Seen(record, revision)})
+            _set_presence(turn, record.host, present=True)
         case LeaderRecord():
             turn.set_cluster(leader=Seen(record, revision))
         case GenerationRecord():
@@ -104,6 +122,22 @@ def _take(turn: Turn, record: Record, revision: int) -> None:
             turn.set_cluster(uploads={**cluster.uploads, record.key: Seen(record, revision)})
         case RequestRecord():
             turn.set_cluster(requests={**cluster.requests, record.host: Seen(record, revision)})
+        case OrderRecord():
+            turn.set_cluster(orders={**cluster.orders, record.order_id: Seen(record, revision)})
+        case CordonRecord():
+            turn.set_cluster(cordons={**cluster.cordons, record.host: Seen(record, revision)})
+        case EtcdRecord():
+            turn.set_cluster(etcd=Seen(record, revision))
+
+
+def _set_presence(turn: Turn, host: str, present: bool) -> None:
+    """Remember since when a host of the job is there, or is not."""
+    state = turn.state
+    here, away = (state.sighted, state.absent) if present else (state.absent, state.sighted)
+    if host in here or host not in state.job.hosts:
+        return
+    here, away = {**here, host: turn.now}, {name: since for name, since in away.items() if name != host}
+    turn.set(sighted=here if present else away, absent=away if present else here)
 
 
 def _take_generation(turn: Turn, record: GenerationRecord, revision: int) -> None:
@@ -124,10 +158,14 @@ def _take_generation(turn: Turn, record: GenerationRecord, revision: int) -> Non
             uploads={k: u for k, u in state.cluster.uploads.items() if u.record.generation >= record.number},
         ),
     )
+    if record.phase is not Phase.ENDED:
+        turn.set(witnessed=record.run)
+    if record.pause and (old is None or newer or not old.pause):
+        turn.set(paused_at=turn.now)
     if newer:
         turn.set(held_at=None, entered=-1, uploaded=None)
         turn.set_store(head_known=False)
-    if record.failures and state.recovery is None and record.phase is not Phase.ENDED:
+    if record.failures and state.recovery is None and record.phase is Phase.FORMING:
         turn.set(recovery=Recovery(fault_at=min(f.at for f in record.failures), learnt_at=turn.now))
     fresh = old is None or old.number != record.number or old.phase is not Phase.READY
     if record.phase is Phase.READY and fresh:

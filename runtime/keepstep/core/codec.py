@@ -11,7 +11,8 @@ from keepstep.core.events import Event
 from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
 from keepstep.core.records import Record
-from keepstep.core.state import Cluster, Decision, State
+from keepstep.core.state import Decision, State
+from keepstep.core.view import Cluster
 
 _RECORD: TypeAdapter[Any] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 _EVENT: TypeAdapter[Any] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])

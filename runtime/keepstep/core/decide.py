@@ -18,6 +18,7 @@ from keepstep.core import (
     interruption,
     leaving,
     membership,
+    quorum,
     saving,
     workers,
 )
@@ -32,7 +33,7 @@ from keepstep.errors import ExitCode
 
 def initial_state(job: JobSpec, policy: Policy, now: float) -> State:
     """What a node knows before its first event; `now` in unix seconds on its own clock."""
-    return State(job, policy, now)
+    return State(job, policy, now, absent=dict.fromkeys(job.hosts, now))
 
 
 def decide(state: State, event: e.Event, now: float) -> Decision:
@@ -60,7 +61,7 @@ def _on_operation_failed(turn: Turn, event: e.OperationFailed) -> None:
     turn.landed(event.operation, turn.now + event.retry_s)
     turn.because(Reason.OPERATION_FAILED, f"{event.operation}: {event.error}")
     checkpoints.release_upload(turn, event.operation)
-    if event.operation.startswith(("upload:", "commit:", "head", "fetch:")):
+    if event.operation.startswith(("upload:", "alone:", "commit:", "head", "fetch:")):
         if turn.state.store.available:
             turn.do(Report(Measure.STORE_AVAILABLE, 0.0), Reason.STORE_UNAVAILABLE, event.error)
             turn.set_store(available=False, failing_since=turn.now)
@@ -102,6 +103,7 @@ ABSORB: dict[type, Callable[[Turn, Any], None]] = {
     e.CommitRefused: saving.on_commit_refused,
     e.HeadRead: generations.on_head_read,
     e.StoreRefused: _on_store_refused,
+    e.EtcdJoined: quorum.on_etcd_joined,
     e.SnapshotFetched: workers.on_snapshot_fetched,
     e.CheckpointCorrupt: workers.on_checkpoint_corrupt,
     e.EnteredSampled: interruption.on_entered_sampled,
@@ -114,6 +116,7 @@ CONVERGE: tuple[Callable[[Turn], None], ...] = (
     membership.keep_lease,
     membership.register,
     membership.claim_leadership,
+    quorum.keep_members,
     interruption.tell,
     workers.stop_older,
     checkpoints.verify,

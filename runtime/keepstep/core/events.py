@@ -238,6 +238,14 @@ class CommitRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class EtcdJoined:
+    """A member of the job's etcd runs here now."""
+
+    operation: str
+    kind: Literal["etcd_joined"] = "etcd_joined"
+
+
+@dataclass(frozen=True, slots=True)
 class HeadRead:
     operation: str
     head: Head | None
@@ -314,5 +322,5 @@ Event = (
     | PutRefused | OperationFailed | WorkerStarted | WorkerHello | WorkerJoined | WorkerRestored | FirstStepCompleted
     | StepsSampled | LayoutAnnounced | SnapshotSealed | SnapshotVerified | SnapshotBad
     | SnapshotUploaded | CheckpointCommitted | CommitRefused | HeadRead | StoreRefused | SnapshotFetched
-    | CheckpointCorrupt | EnteredSampled | WorkerExited | InterruptionNoticed | TimerFired
+    | CheckpointCorrupt | EtcdJoined | EnteredSampled | WorkerExited | InterruptionNoticed | TimerFired
 )  # fmt: skip

@@ -6,11 +6,10 @@ protocol: propose when the world is broken, settle when all members have acknowl
 
 from __future__ import annotations
 
-from keepstep.core import saving
+from keepstep.core import elastic, leaving, pausing, saving
 from keepstep.core.actions import ReadHead
 from keepstep.core.causes import FailureCause
 from keepstep.core.events import HeadRead
-from keepstep.core.membership import all_present, present_members
 from keepstep.core.reasons import Reason
 from keepstep.core.records import (
     AckRecord,
@@ -23,7 +22,7 @@ from keepstep.core.records import (
 )
 from keepstep.core.restarts import describe, judge, root_cause
 from keepstep.core.state import Turn, evolve
-from keepstep.core.world import common_held, end, statuses_of, store_answers
+from keepstep.core.world import common_held, durable_step, end, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
 FIRST_SNAPSHOT_EVERY = 8
@@ -38,7 +37,7 @@ def lead(turn: Turn) -> None:
     if generation is None or (generation.phase is Phase.ENDED and not turn.is_over):
         _propose_first(turn, generation)
     elif generation.phase is Phase.FORMING:
-        if generation.members != present_members(turn):
+        if generation.members != elastic.chosen(turn, generation.members):
             _propose(turn, generation, Reason.MEMBERSHIP_CHANGED)
         else:
             _settle(turn, generation)
@@ -70,7 +69,7 @@ def why_broken(turn: Turn, generation: GenerationRecord) -> Reason | None:
         return Reason.WORKER_FAILED
     if saving.drain_is_late(turn, generation):
         return Reason.DRAIN_TOO_SLOW
-    return None
+    return Reason(generation.pause) if not turn.interrupted and pausing.is_over(turn, generation) else None
 
 
 def failures_seen(turn: Turn, generation: GenerationRecord) -> tuple[Failure, ...]:
@@ -104,7 +103,7 @@ def _next_number(turn: Turn, generation: GenerationRecord | None) -> int:
 def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
     """The first generation of this run, or of an etcd that lost its data: all hosts, numbered above HEAD's."""
     state = turn.state
-    if turn.interrupted or not all_present(turn) or not know_head(turn):
+    if turn.interrupted or not elastic.gathered(turn) or not know_head(turn):
         return
     base = state.last_generation
     if base is None or (ended is not None and base.number <= ended.number) or base.phase is Phase.ENDED:
@@ -114,13 +113,14 @@ def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
         number=_next_number(turn, ended),
         phase=Phase.FORMING,
         leader=state.job.node_id,
-        members=present_members(turn),
+        members=elastic.chosen(turn, base.members),
         failures=failures,
         snapshot_every=base.snapshot_every or first_snapshot_every(turn),
         run=base.run or state.job.run,
         durable_step=state.store.head.step if state.store.head is not None else 0,
         ledger=base.ledger,
         restarts=base.restarts,
+        served=base.served,
     )
     turn.put(record, Reason.FIRST_GENERATION, f"generation {record.number}")
 
@@ -133,8 +133,8 @@ def first_snapshot_every(turn: Turn) -> int:
 
 def _propose(turn: Turn, old: GenerationRecord, reason: Reason) -> None:
     """A new generation of whoever is there, so that all stop what is older; it becomes ready once all hosts are."""
-    members = present_members(turn)
-    if not members:
+    members = elastic.chosen(turn, old.members)
+    if not members and not turn.state.cluster.cordons:
         return
     record = evolve(
         old,
@@ -148,6 +148,7 @@ def _propose(turn: Turn, old: GenerationRecord, reason: Reason) -> None:
         save_step=0,
         root=None,
         lost_steps=0,
+        pause="",
     )
     turn.put(record, reason, f"generation {record.number}, {len(members)} of {len(turn.state.job.hosts)} hosts")
 
@@ -162,7 +163,7 @@ def _settle(turn: Turn, generation: GenerationRecord) -> None:
     if turn.interrupted:
         saving.salvage(turn, generation, records)
         return
-    if not all_present(turn):
+    if not elastic.gathered(turn):
         turn.because(Reason.WAITING_FOR_HOSTS)
         return
     failures = _merged(generation.failures, records)
@@ -202,6 +203,8 @@ def _settle(turn: Turn, generation: GenerationRecord) -> None:
     )
     if turn.put(ready, Reason.WORLD_STARTS, f"generation {ready.number} at step {start}"):
         turn.because(reason)
+        if len(ready.members) < elastic.wanted_hosts(turn):
+            turn.because(Reason.WORLD_SHRINKS, f"{len(ready.members)} of {len(state.job.hosts)} hosts")
         if root is not None:
             turn.because(verdict.reason, describe(root))
 
@@ -240,11 +243,11 @@ def know_head(turn: Turn) -> bool:
 
 
 def give_up_waiting(turn: Turn) -> None:
-    """Hosts are missing for too long: try again elsewhere."""
+    """Too few hosts, or no coordinator, for too long: save what can be saved, and have it tried again elsewhere."""
     state, generation = turn.state, turn.generation
     if turn.is_over:
         return
-    if turn.has_lease and all_present(turn):
+    if turn.has_lease and elastic.enough(turn):
         if state.short_since is not None:
             turn.set(short_since=None)
         return
@@ -255,8 +258,11 @@ def give_up_waiting(turn: Turn) -> None:
     if turn.now < since + limit_s:
         turn.wake(since + limit_s)
         return
-    missing = [host for host in state.job.hosts if host not in state.cluster.nodes]
-    text = f"hosts missing for {limit_s:.0f} s: {', '.join(missing) or 'the coordinator'}"
+    if not turn.has_lease and not leaving.save_alone(turn, since + limit_s):
+        return
+    missing = ", ".join(h for h in state.job.hosts if h not in state.cluster.nodes or h in state.cluster.cordons)
+    what = f"hosts missing for {limit_s:.0f} s: {missing}" if turn.has_lease else f"no coordinator for {limit_s:.0f} s"
+    text = f"{what}; {saved_text(durable_step(turn, generation))}" if generation is not None else what
     if turn.leads and generation is not None and generation.phase is not Phase.ENDED:
         end(turn, generation, ExitCode.TOO_FEW_HOSTS, text, Reason.HOSTS_MISSING)
     if turn.now >= since + limit_s + 10.0 or generation is None or not turn.has_lease:

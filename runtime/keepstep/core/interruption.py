@@ -31,8 +31,8 @@ def tell(turn: Turn) -> None:
         return
     generation = turn.generation
     if generation is None or not turn.is_member:
-        last = state.last_generation
-        turn.leave(ExitCode.INTERRUPTED, saved_text(last.durable_step if last else 0), Reason.NOTHING_TO_SAVE)
+        saved = saved_text(state.last_generation.durable_step if state.last_generation else 0)
+        turn.leave(ExitCode.INTERRUPTED, f"interrupted; {saved}", Reason.NOTHING_TO_SAVE)
         return
     if turn.now >= interruption.deadline:
         turn.leave(ExitCode.INTERRUPTED, f"interrupted; grace spent at step {state.completed}", Reason.GRACE_SPENT)
@@ -46,7 +46,9 @@ def tell(turn: Turn) -> None:
 def hold(turn: Turn) -> None:
     """Hold this host's worker at its next step boundary and learn which step it has entered."""
     state, generation = turn.state, turn.generation
-    if not turn.interrupted or generation is None or generation.phase is not Phase.READY or not turn.is_member:
+    if generation is None or generation.phase is not Phase.READY or not turn.is_member:
+        return
+    if not turn.interrupted and not generation.pause:
         return
     if state.held_at is None:
         turn.set(held_at=turn.now)
@@ -58,7 +60,10 @@ def hold(turn: Turn) -> None:
         return
     worker = state.workers[0]
     if not worker.joined:
-        _forward(turn, worker.worker_id, worker.signalled_at)
+        if turn.interrupted:
+            _forward(turn, worker.worker_id, worker.signalled_at)
+        else:
+            turn.set(entered=worker.completed)  # it has entered none; should it still, it stops there
         return
     if turn.now < state.held_at + HOLD_SETTLES_S:
         turn.wake(state.held_at + HOLD_SETTLES_S)

@@ -23,7 +23,7 @@ class JobSpec:
         script: path of the user's script.
         arguments: the script's arguments.
         has_store: whether checkpoints are committed anywhere.
-        keeps_etcd: whether this host runs the etcd member, and so must be the last to leave.
+        etcd_hosts: the hosts that start an etcd member at first; empty where there is one already, or none is needed.
     """
 
     name: str
@@ -39,7 +39,19 @@ class JobSpec:
     script: str
     arguments: tuple[str, ...]
     has_store: bool
-    keeps_etcd: bool
+    etcd_hosts: tuple[str, ...] = ()
+
+    @property
+    def keeps_etcd(self) -> bool:
+        """Whether this host starts an etcd member."""
+        return self.host in self.etcd_hosts
+
+
+def first_etcd_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """The hosts to start etcd on: one below three hosts, three from 3, five from 64; none for a single host."""
+    if len(hosts) < 2:
+        return ()
+    return hosts[: 1 if len(hosts) < 3 else 3 if len(hosts) < 64 else 5]
 
 
 PORT_SPAN = 500

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from keepstep.core import elastic
+from keepstep.core.actions import CommitCheckpoint, UploadSnapshot
 from keepstep.core.reasons import Reason
-from keepstep.core.records import Standing
-from keepstep.core.state import Turn
-from keepstep.core.world import statuses_of
+from keepstep.core.records import GenerationRecord, Standing
+from keepstep.core.state import Slab, Turn
+from keepstep.core.world import durable_step, statuses_of
 
 BARRIER_S = 10.0
 """How long a host waits for the others at the exit barrier."""
 
 _LAST_OUT_S = 2.0
+_ALONE_S = 60.0
 
 
 def leave_together(turn: Turn) -> None:
@@ -29,9 +32,56 @@ def leave_together(turn: Turn) -> None:
     own = statuses.get(state.job.host)
     told = not turn.is_member or (own is not None and own.standing is Standing.LEFT)
     together = all(m.host in statuses and statuses[m.host].standing is Standing.LEFT for m in others)
-    if told and together and (not state.job.keeps_etcd or not others or turn.now >= since + _LAST_OUT_S):
+    if told and together and (not _keeps_etcd(turn) or not others or turn.now >= since + _LAST_OUT_S):
         turn.leave(generation.exit_code or 0, generation.verdict, Reason.LEAVING)
     elif turn.now >= since + BARRIER_S or not turn.has_lease:
         turn.leave(generation.exit_code or 0, generation.verdict, Reason.LEAVING)
     else:
         turn.wake(since + (_LAST_OUT_S if told and together else BARRIER_S))
+
+
+def _keeps_etcd(turn: Turn) -> bool:
+    seen = turn.state.cluster.etcd
+    hosts: tuple[str, ...] = turn.state.job.etcd_hosts if seen is None else seen.record.hosts
+    return turn.state.job.host in hosts
+
+
+# --- without the others ----------------------------------------------------------------------------------------------
+
+
+def save_alone(turn: Turn, since: float) -> bool:
+    """Commit the newest snapshot as that of a world of one; True once there is nothing left to do.
+
+    For a member that can reach nobody any more, where the others can not train without it. Whoever is wrong about that
+    is refused by HEAD, which is then of a newer generation.
+    """
+    state, generation = turn.state, turn.generation
+    if generation is None or not turn.is_member or not state.job.has_store or turn.now >= since + _ALONE_S:
+        return True
+    slab = max((s for s in state.slabs if s.seal is not None and s.digest), key=_step_of, default=None)
+    done = slab is None or _step_of(slab) <= durable_step(turn, generation) or state.store.fenced >= generation.number
+    if done or slab is None or len(generation.members) - 1 >= elastic.limits(turn)[0]:
+        return True
+    turn.wake(since + _ALONE_S)
+    _save_alone(turn, generation, slab)
+    return False
+
+
+def _save_alone(turn: Turn, generation: GenerationRecord, slab: Slab) -> None:
+    alone, step, number = turn.state.alone, _step_of(slab), generation.number
+    if alone is None or (alone.generation, alone.step) != (number, step):
+        assert slab.seal is not None, "only what is sealed is chosen"
+        action = UploadSnapshot(
+            f"alone:{number}:{step}", slab.slab, step, slab.seal.size_bytes, number, generation.run, 0, 1
+        )
+        if turn.attempt(action, Reason.SAVED_ALONE, f"upload of step {step}"):
+            turn.set_slab(slab.slab, busy="upload")
+        return
+    commit = CommitCheckpoint(
+        f"commit:{number}:{step}:alone", number, step, generation.run, alone.digest, 1, alone.objects
+    )
+    turn.attempt(commit, Reason.SAVED_ALONE, f"commit of step {step}")
+
+
+def _step_of(slab: Slab) -> int:
+    return slab.seal.step if slab.seal is not None else 0

@@ -7,7 +7,7 @@ from keepstep.core.causes import FailureCause
 from keepstep.core.events import LeaseGranted, LeaseLost, LeaseRenewed
 from keepstep.core.job import port_of
 from keepstep.core.reasons import Reason
-from keepstep.core.records import AckRecord, Failure, Held, LeaderRecord, Member, NodeRecord, Phase
+from keepstep.core.records import AckRecord, Failure, Held, LeaderRecord, NodeRecord, Phase
 from keepstep.core.state import Lease, Turn, evolve
 
 
@@ -77,18 +77,6 @@ def claim_leadership(turn: Turn) -> None:
     state = turn.state
     if state.cluster.leader is None and state.cluster.synced and is_registered(turn):
         turn.put(LeaderRecord(state.job.host, state.job.node_id), Reason.LEADER_WANTED)
-
-
-def present_members(turn: Turn) -> tuple[Member, ...]:
-    """The nodes that are there, in rank order (the job's natural order of hosts)."""
-    nodes = turn.state.cluster.nodes
-    return tuple(Member(host, nodes[host].record.node_id) for host in turn.state.job.hosts if host in nodes)
-
-
-def all_present(turn: Turn) -> bool:
-    """Whether every host of the job has a node."""
-    nodes = turn.state.cluster.nodes
-    return all(host in nodes for host in turn.state.job.hosts)
 
 
 def acknowledge(turn: Turn) -> None:

@@ -30,6 +30,7 @@ _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/[^\0]*)?", re.AS
 _ENDPOINT = re.compile(r"https?://(?:\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):(\d{1,5})", re.ASCII)
 _LISTEN = re.compile(r"(?:\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):(\d{1,5})", re.ASCII)
 _PORT_MAX = 65_535
+_HOSTS_MAX = 4096
 
 
 class Contradiction(ValueError):
@@ -76,6 +77,8 @@ def _listen(value: str) -> str:
 def knob(default: Any, text: str, *, unit: str, failure: str, **limits: Any) -> Any:
     """A field with what `policy explain` shows: its unit, its range and the failure it is for."""
     extra: dict[str, Any] = {"unit": unit, "failure": failure}
+    if "range" in limits:
+        extra["range"] = limits.pop("range")
     if "ge" in limits:
         low, high = limits["ge"], limits["le"]
         show = show_seconds if unit == "duration" else str
@@ -153,12 +156,37 @@ DEFAULT_RULES = (
 )
 
 
-class Elastic(_Section):
-    """Which hosts the job needs: all of them."""
+HostCount = Annotated[int, Field(ge=1, le=_HOSTS_MAX, strict=True)] | Literal["all"]
 
+
+class Hosts(_Section):
+    """How many hosts may train together."""
+
+    min: HostCount = knob(
+        "all", "Hosts without which there is no training: fewer wait, and then give up.", unit="count or all",
+        failure="a host that is lost for good", range=f"1 to {_HOSTS_MAX}",
+    )  # fmt: skip
+    max: HostCount = knob(
+        "all", "Hosts that train at the most; the others stand by for one that is lost.", unit="count or all",
+        failure="a host that is lost for good, with spares at hand", range=f"1 to {_HOSTS_MAX}",
+    )  # fmt: skip
+
+
+class Elastic(_Section):
+    """Which hosts the job needs: all of them, unless it is told otherwise."""
+
+    hosts: Hosts = Hosts()
     wait_for_return: Seconds = knob(
-        60.0, "How long to wait for a host that went away.", unit="duration", failure="a host that never comes back",
-        ge=1, le=86400,
+        60.0, "How long to wait for a host that went away, before going on without it or giving up.", unit="duration",
+        failure="a host that never comes back", ge=1, le=86400,
+    )  # fmt: skip
+    grow: Literal["at_checkpoint", "off"] = knob(
+        "at_checkpoint", "When a host that is back takes part again: right after the next checkpoint, or never.",
+        unit="name", failure="a world that stays small once its hosts are back",
+    )  # fmt: skip
+    batch: Literal["keep_global", "keep_local"] = knob(
+        "keep_global", "With fewer hosts: the same global batch in larger shares, or the same share of a smaller one.",
+        unit="name", failure="a smaller world that trains something else",
     )  # fmt: skip
 
 
@@ -234,12 +262,16 @@ class Coordination(_Section):
     """How hosts agree; a single host needs none of it."""
 
     endpoints: Literal["embedded"] | tuple[Annotated[str, AfterValidator(_endpoint)], ...] = knob(
-        "embedded", "An etcd of keepstep's own on the first host, or the URLs of one that is there.",
+        "embedded", "An etcd of keepstep's own on the first hosts, or the URLs of one that is there.",
         unit="list of URLs", failure="the loss of the host that keeps etcd", min_length=1,
     )  # fmt: skip
     lease: Seconds = knob(
         5.0, "How long a silent node counts as alive.", unit="duration",
         failure="a host that is lost, frozen or cut off", ge=1, le=60,
+    )  # fmt: skip
+    tls: Literal["on", "off"] = knob(
+        "on", "Whether hosts prove to each other that they are of this job; needs a store, which all can read.",
+        unit="name", failure="a stranger on the network who gives orders",
     )  # fmt: skip
     port: int = knob(
         2379, "Client port of keepstep's own etcd; the next one is taken for its members.", unit="port",
@@ -279,6 +311,7 @@ class Policy(_Section):
     @model_validator(mode="after")
     def _no_contradictions(self) -> Policy:
         _check_times(self)
+        _check_hosts(self.elastic.hosts)
         _check_cadences(self.checkpoint)
         _check_rules(self.failures)
         _check_ports(self.coordination, self.telemetry)
@@ -314,6 +347,11 @@ def _check_times(policy: Policy) -> None:
     for key, value, limit_key, limit in pairs:
         if value > limit:
             raise Contradiction(key, f"found {show_seconds(value)}", f"no more than {limit_key}, {show_seconds(limit)}")
+
+
+def _check_hosts(hosts: Hosts) -> None:
+    if hosts.max != "all" and (hosts.min == "all" or hosts.min > hosts.max):
+        raise Contradiction("elastic.hosts.min", f"found {hosts.min}", f"no more than elastic.hosts.max, {hosts.max}")
 
 
 def _check_cadences(checkpoint: Checkpoint) -> None:

@@ -153,6 +153,8 @@ class GenerationRecord:
         restarts: restarts of this job, planned ones left out.
         run: nonce of the run, part of object names in the store.
         root: the failure that came first.
+        pause: why all workers are to stop at one agreed step, for a new generation to go on from there; empty: no need.
+        served: the orders that this generation or an earlier one has carried out.
         exit_code: set when the job has ended.
         verdict: why it ended, for people.
     """
@@ -172,6 +174,8 @@ class GenerationRecord:
     ledger: tuple[LedgerEntry, ...] = ()
     restarts: int = 0
     run: str = ""
+    pause: str = ""
+    served: tuple[str, ...] = ()
     exit_code: int | None = None
     verdict: str = ""
     root: Failure | None = None
@@ -279,7 +283,53 @@ class RequestRecord:
         return f"requests/{self.host}"
 
 
-Record = NodeRecord | LeaderRecord | GenerationRecord | AckRecord | StatusRecord | UploadRecord | RequestRecord
+@dataclass(frozen=True, slots=True)
+class OrderRecord:
+    """An operator's order to stop at one agreed step and start anew from there; carried out once. Bound to a lease."""
 
-LEASED = (NodeRecord, LeaderRecord, AckRecord, StatusRecord, RequestRecord)
-"""Records that vanish with their node's lease."""
+    order_id: str
+    by: str
+    at: float
+    kind: Literal["order"] = "order"
+
+    @property
+    def key(self) -> str:
+        return f"orders/{self.order_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class CordonRecord:
+    """A host that is to take no part, until the record is gone."""
+
+    host: str
+    by: str
+    at: float
+    why: str = ""
+    kind: Literal["cordon"] = "cordon"
+
+    @property
+    def key(self) -> str:
+        return f"cordons/{self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdRecord:
+    """The hosts that keep the job's etcd.
+
+    `joining` is to take the place of `leaving`, whose host is lost; both are empty while nothing changes.
+    """
+
+    hosts: tuple[str, ...]
+    joining: str = ""
+    leaving: str = ""
+    key: str = "etcd"
+    kind: Literal["etcd"] = "etcd"
+
+
+Record = (
+    NodeRecord | LeaderRecord | GenerationRecord | AckRecord | StatusRecord | UploadRecord | RequestRecord
+    | OrderRecord | CordonRecord | EtcdRecord
+)  # fmt: skip
+
+LEASED = (NodeRecord, LeaderRecord, AckRecord, StatusRecord, RequestRecord, OrderRecord)
+"""Records that vanish with the lease of who wrote them."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from keepstep.core import elastic, pausing
 from keepstep.core.actions import CommitCheckpoint, Measure, Report, SweepStore
 from keepstep.core.events import CheckpointCommitted, CommitRefused, Head
 from keepstep.core.reasons import Reason
 from keepstep.core.records import AckRecord, GenerationRecord, Standing, StatusRecord, UploadRecord
 from keepstep.core.state import Turn, evolve
-from keepstep.core.world import common_held, end, saved_text, statuses_of, store_answers
+from keepstep.core.world import common_held, durable_step, end, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
 STALL_RATIO_MAX = 0.005
@@ -35,14 +36,10 @@ def steer(turn: Turn, generation: GenerationRecord) -> None:
         _finish(turn, generation, statuses)
     elif turn.interrupted:
         _drain(turn, generation, statuses)
-    else:
+    elif generation.pause:
+        pausing.proceed(turn, generation, statuses)
+    elif not pausing.plan(turn, generation):
         _keep_cadence(turn, generation, statuses)
-
-
-def durable_step(turn: Turn, generation: GenerationRecord) -> int:
-    """The newest committed step, as far as the leader knows."""
-    head = turn.state.store.head
-    return max(generation.durable_step, head.step if head is not None else 0)
 
 
 def _finish(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> None:
@@ -88,17 +85,30 @@ def _keep_cadence(turn: Turn, generation: GenerationRecord, statuses: dict[str, 
     missed = any(not record.objects for record in _uploads(turn, generation, generation.save_step))
     if generation.save_step and not missed:
         return
-    worker = state.workers[0] if state.workers else None
-    if worker is None or not worker.stepped:
+    completed, step_s = _progress(turn, generation, statuses)
+    if completed < 0:
         return
     due_at, due_step = _due(turn, generation)
-    if turn.now < due_at or worker.completed < due_step:
+    if turn.now < due_at or completed < due_step:
         if turn.now < due_at:
             turn.wake(due_at)
         return
-    ahead = 1 + (int(0.5 / worker.step_s) if worker.step_s > 0 else generation.snapshot_every)
+    if elastic.may_grow(turn, generation):
+        pausing.ask(turn, generation, Reason.HOSTS_RETURNED)  # its agreed step is the checkpoint that is due
+        return
     every = generation.snapshot_every
-    _save(turn, generation, ((worker.completed + ahead) // every + 1) * every)
+    ahead = 1 + (int(0.5 / step_s) if step_s > 0 else every)
+    _save(turn, generation, ((completed + ahead) // every + 1) * every)
+
+
+def _progress(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> tuple[int, float]:
+    """The newest completed step, -1 before the first, and the seconds of a step, 0 where unknown."""
+    if turn.is_member:
+        worker = turn.state.workers[0] if turn.state.workers else None
+        return (worker.completed, worker.step_s) if worker is not None and worker.stepped else (-1, 0.0)
+    started = generation.resume.step if generation.resume is not None else 0
+    completed = max((status.step for status in statuses.values()), default=0)
+    return (completed, 0.0) if completed > started else (-1, 0.0)
 
 
 def _due(turn: Turn, generation: GenerationRecord) -> tuple[float, int]:
@@ -193,6 +203,7 @@ def on_checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:
 def on_commit_refused(turn: Turn, event: CommitRefused) -> None:
     """A newer generation has claimed HEAD: what this one has to say is old news."""
     turn.landed(event.operation, turn.now + 1.0)
+    turn.set_store(fenced=event.generation)
     turn.set_store(failing_since=turn.state.store.failing_since or turn.now)
     turn.because(Reason.COMMIT_FENCED, f"generation {event.generation} step {event.step}")
 
@@ -206,7 +217,7 @@ def _drain(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusR
     if generation.drain_step:
         hopeless = not turn.state.job.has_store or _diverged(_uploads(turn, generation, generation.drain_step))
         if durable >= generation.drain_step or hopeless:
-            end(turn, generation, ExitCode.INTERRUPTED, saved_text(durable), Reason.INTERRUPTED)
+            end(turn, generation, ExitCode.INTERRUPTED, f"interrupted; {saved_text(durable)}", Reason.INTERRUPTED)
         return
     if len(statuses) < len(generation.members) or any(status.entered < 0 for status in statuses.values()):
         return
@@ -216,7 +227,7 @@ def _drain(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusR
         if started > durable and turn.state.job.has_store:
             _save(turn, generation, started)
             return
-        end(turn, generation, ExitCode.INTERRUPTED, saved_text(durable), Reason.NOTHING_TO_SAVE)
+        end(turn, generation, ExitCode.INTERRUPTED, f"interrupted; {saved_text(durable)}", Reason.NOTHING_TO_SAVE)
         return
     turn.put(evolve(generation, drain_step=target, save_step=target), Reason.DRAIN_AGREED, f"step {target}")
 
@@ -245,7 +256,7 @@ def salvage(turn: Turn, generation: GenerationRecord, acks: list[AckRecord]) -> 
     unsavable = held is None or held.step <= durable or not turn.state.job.has_store
     if unsavable or any(not share.objects for share in _uploads(turn, generation, generation.save_step)):
         root = generation.failures[0] if generation.failures else None
-        end(turn, generation, ExitCode.INTERRUPTED, saved_text(durable), Reason.INTERRUPTED, root)
+        end(turn, generation, ExitCode.INTERRUPTED, f"interrupted; {saved_text(durable)}", Reason.INTERRUPTED, root)
     elif held is not None:
         _save(turn, generation, held.step)
         commit(turn, generation)

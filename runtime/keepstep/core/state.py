@@ -8,54 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from keepstep.core.actions import Action, Put, RevokeLease, StopWorker, WriteFailure, WriteOrders
 from keepstep.core.events import Head, SlabSeal
 from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
 from keepstep.core.reasons import Reason
-from keepstep.core.records import (
-    AckRecord,
-    Failure,
-    GenerationRecord,
-    LeaderRecord,
-    NodeRecord,
-    Phase,
-    Record,
-    RequestRecord,
-    StatusRecord,
-    UploadRecord,
-)
+from keepstep.core.records import Failure, GenerationRecord, Phase, Record, UploadRecord
+from keepstep.core.view import Cluster, known_revision
 
-R = TypeVar("R", bound=Record)
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True)
-class Seen(Generic[R]):
-    """A record and the revision at which it was written."""
-
-    record: R
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """The job's records as last seen; `synced` once they were read at all since the watch began.
-
-    `watched` is the newest revision that the watch, which is ordered, has told of: what is older is known or gone.
-    """
-
-    synced: bool = False
-    watched: int = 0
-    nodes: Mapping[str, Seen[NodeRecord]] = field(default_factory=dict)
-    leader: Seen[LeaderRecord] | None = None
-    generation: Seen[GenerationRecord] | None = None
-    acks: Mapping[str, Seen[AckRecord]] = field(default_factory=dict)
-    statuses: Mapping[str, Seen[StatusRecord]] = field(default_factory=dict)
-    uploads: Mapping[str, Seen[UploadRecord]] = field(default_factory=dict)
-    requests: Mapping[str, Seen[RequestRecord]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +92,8 @@ class StoreView:
     failing_since: float | None = None
     last_commit_at: float = 0.0
     last_commit_s: float = 0.0
+    fenced: int = 0
+    """The newest generation whose commit was refused, since HEAD carries a newer one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +108,12 @@ class State:
         former_generation: the newest generation that a former agent of this host took part in or saw, 0 for none.
         last_generation: the newest generation ever seen, kept when the coordinator lost its data.
         uploaded: this host's share of the checkpoint being saved, until its record is put.
+        alone: the whole of what this host holds, uploaded since it can not reach the others any more.
+        absent: the job's hosts that have no node, and since when.
+        sighted: the job's hosts that have one, and since when.
+        witnessed: nonce of the run that was seen going on, whether or not this host took part.
+        paused_at: when this generation's pause was asked for.
+        etcd_used: the hosts whose etcd is asked.
         restore: slab and step that the running worker restores from.
         slab_bytes: what the newest layout needs.
         held_at: since when the worker is held at a step boundary; `entered` is what it answered, -1 before.
@@ -175,6 +146,12 @@ class State:
     status_at: float = 0.0
     last_generation: GenerationRecord | None = None
     uploaded: UploadRecord | None = None
+    alone: UploadRecord | None = None
+    absent: Mapping[str, float] = field(default_factory=dict)
+    sighted: Mapping[str, float] = field(default_factory=dict)
+    witnessed: str = ""
+    paused_at: float | None = None
+    etcd_used: tuple[str, ...] = ()
     restore: tuple[int, int] | None = None
     slab_bytes: int = 0
     ready_at: float = 0.0
@@ -347,10 +324,12 @@ class Turn:
 
     @property
     def is_over(self) -> bool:
-        """Whether this host's job has ended: it was a member, or came back with the memory of an agent that was."""
+        """Whether this host's job has ended: it saw it go on, or came back with the memory of an agent that did."""
         generation, former = self.generation, self.state.former_generation
         if generation is None or generation.phase is not Phase.ENDED:
             return False
+        if self.state.witnessed and generation.run == self.state.witnessed:
+            return True
         came_back = former and generation.number >= former and generation.rank_of(self.state.job.host) >= 0
         return self.is_member or bool(came_back)
 
@@ -363,24 +342,3 @@ class Turn:
         leader = self.state.cluster.leader
         guard = leader.revision if isinstance(record, GenerationRecord) and leader is not None else 0
         return self.attempt(Put(f"put:{record.key}", record, known, lease.lease, guard), reason, detail)
-
-
-def known_revision(cluster: Cluster, record: Record) -> int:
-    """The revision that the record's key has as far as is known, 0 where it is absent."""
-    seen: Seen[Any] | None
-    match record:
-        case GenerationRecord():
-            seen = cluster.generation
-        case LeaderRecord():
-            seen = cluster.leader
-        case NodeRecord():
-            seen = cluster.nodes.get(record.host)
-        case StatusRecord():
-            seen = cluster.statuses.get(record.host)
-        case RequestRecord():
-            seen = cluster.requests.get(record.host)
-        case AckRecord():
-            seen = cluster.acks.get(record.key)
-        case UploadRecord():
-            seen = cluster.uploads.get(record.key)
-    return 0 if seen is None else seen.revision

@@ -37,9 +37,15 @@ def end(
     turn.put(ended, reason, verdict)
 
 
+def durable_step(turn: Turn, generation: GenerationRecord) -> int:
+    """The newest committed step, as far as this node knows."""
+    head = turn.state.store.head
+    return max(generation.durable_step, head.step if head is not None else 0)
+
+
 def saved_text(durable: int) -> str:
-    """What an interrupted job says at its end."""
-    return f"interrupted; saved up to step {durable}" if durable else "interrupted; nothing was saved yet"
+    """What a job that did not reach its last step says at its end."""
+    return f"saved up to step {durable}" if durable else "nothing was saved yet"
 
 
 def store_answers(turn: Turn) -> None:

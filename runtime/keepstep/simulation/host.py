@@ -110,7 +110,7 @@ class SimHost:
         job = JobSpec(
             name="job", host=self.name, hosts=self.world.names, node_id=f"{self.name}-{self.life}", boot=self.boot,
             address=self.name, port_base=20000, run=f"run{self.life}", strategy="multi_worker", python="python",
-            script="train.py", arguments=(), has_store=True, keeps_etcd=self.name == self.world.names[0],
+            script="train.py", arguments=(), has_store=True, etcd_hosts=self.world.names[:1],
         )  # fmt: skip
         self.state = initial_state(job, self.world.policy, self.now())
         self._incarnation = -1

@@ -17,7 +17,7 @@ def a_job(**changes: object) -> JobSpec:
     values = {
         "name": "job", "host": "algo-1", "hosts": ("algo-1", "algo-2"), "node_id": "one", "boot": 0,
         "address": "10.0.0.1", "port_base": 20000, "run": "run1", "strategy": "multi_worker", "python": "python3",
-        "script": "train.py", "arguments": ("--epochs", "3"), "has_store": True, "keeps_etcd": True,
+        "script": "train.py", "arguments": ("--epochs", "3"), "has_store": True, "etcd_hosts": ("algo-1",),
     }  # fmt: skip
     return JobSpec(**{**values, **changes})
 

@@ -1,0 +1,66 @@
+"""How many hosts train together: who is chosen, and when those who are there are enough."""
+
+from __future__ import annotations
+
+from keepstep.core.records import GenerationRecord, Member
+from keepstep.core.state import Turn
+
+
+def limits(turn: Turn) -> tuple[int, int]:
+    """The fewest and the most hosts that may train together; `all` is as many as the job has."""
+    whole, wanted = len(turn.state.job.hosts), turn.state.policy.elastic.hosts
+    low = whole if wanted.min == "all" else min(wanted.min, whole)
+    return low, whole if wanted.max == "all" else min(wanted.max, whole)
+
+
+def wanted_hosts(turn: Turn) -> int:
+    """How many hosts are to train where all are well: no more than the policy allows, no cordoned one."""
+    state = turn.state
+    usable = len(state.job.hosts) - sum(1 for host in state.cluster.cordons if host in state.job.hosts)
+    return min(limits(turn)[1], usable)
+
+
+def candidates(turn: Turn) -> list[str]:
+    """The hosts that are there and may take part, in the job's order."""
+    nodes, cordons = turn.state.cluster.nodes, turn.state.cluster.cordons
+    return [host for host in turn.state.job.hosts if host in nodes and host not in cordons]
+
+
+def chosen(turn: Turn, former: tuple[Member, ...]) -> tuple[Member, ...]:
+    """The members of a world of whoever is there, in rank order; former members stay where there are too many."""
+    hosts, most = candidates(turn), limits(turn)[1]
+    if len(hosts) > most:
+        known = {member.host for member in former}
+        kept = set(sorted(hosts, key=lambda host: host not in known)[:most])
+        hosts = [host for host in hosts if host in kept]
+    return tuple(Member(host, turn.state.cluster.nodes[host].record.node_id) for host in hosts)
+
+
+def enough(turn: Turn) -> bool:
+    """Whether as many hosts are there as the policy asks for at the least."""
+    cluster, low = turn.state.cluster, limits(turn)[0]
+    return len(cluster.nodes) >= low if not cluster.cordons else len(candidates(turn)) >= low
+
+
+def gathered(turn: Turn) -> bool:
+    """Whether to start with those who are there: all that are wanted, or enough, with the others waited for."""
+    state, there = turn.state, len(candidates(turn))
+    if there < limits(turn)[0]:
+        return False
+    if there >= wanted_hosts(turn):
+        return True
+    lost = [since for host, since in state.absent.items() if host not in state.cluster.cordons]
+    until = max(lost, default=turn.now) + state.policy.elastic.wait_for_return
+    if turn.now < until:
+        turn.wake(until)
+        return False
+    return True
+
+
+def may_grow(turn: Turn, generation: GenerationRecord) -> bool:
+    """Whether a host that is out could take part: it has been there for a lease's time, so it is no mere flicker."""
+    state = turn.state
+    if state.policy.elastic.grow == "off" or len(generation.members) >= wanted_hosts(turn):
+        return False
+    since = turn.now - state.policy.coordination.lease
+    return any(state.sighted.get(host, turn.now) <= since for host in candidates(turn) if generation.rank_of(host) < 0)
