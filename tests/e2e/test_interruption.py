@@ -34,7 +34,7 @@ MOMENTS = {
 IN_A_NAMESPACE = {
     "loop.py": [
         *("start", "import", "step", "sealed", "upload", "step"),
-        *("joined", "commit", "restart", "sealed", "upload", "step"),
+        *("joined", "commit", "import", "sealed", "upload", "step"),
     ],
     "fit.py": ["joined", "validation", "step", "start", "sealed", "upload", "import", "validation"],
 }
