@@ -1,4 +1,4 @@
-"""What a person types: `keepstep local | policy | replay | simulate`; `keepstep train` does not come through here."""
+"""What a person types: everything but `keepstep train`, which does not come through here."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from typing import Any
 
+from keepstep.adapters.clock import sleep
 from keepstep.adapters.journal import JournalError
 from keepstep.app.faults import KINDS, parse_fault
 from keepstep.app.local import Local, LocalRun
+from keepstep.app.operating import Operator, describe, find_entry, open_coordinator, tell
 from keepstep.app.replay import ReplayDiffers, journals_under, replay
 from keepstep.app.simulating import simulate
 from keepstep.errors import ConfigError, ExitCode, KeepstepError
 from keepstep.intake.policy import explain, json_schema, load_sourced_policy
+
+_WATCH_S = 1.0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -88,6 +93,8 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument("--show", action="store_true", help="print every turn: time, event, reasons, actions")
     again.set_defaults(command=_replay)
 
+    _add_operating(commands)
+
     simulate = commands.add_parser("simulate", help="play seeded faults against a policy in virtual time")
     simulate.add_argument("policy", nargs="?", default="default")
     simulate.add_argument("--seeds", default="0:100", metavar="FROM:TO")
@@ -153,6 +160,66 @@ def _replay(options: argparse.Namespace) -> int:
                     print(f"{turn.now:.6f} {turn.event.kind} -> {notes} => {actions}")
             print(f"{journal}: {turns} turns, every decision reproduced")
     return 0
+
+
+def _add_operating(commands: Any) -> None:
+    """The commands that reach a running job through its etcd."""
+    texts = {
+        "status": "show a running job's hosts, their ranks and steps",
+        "drain": "have the job stop at one agreed step, commit it and end with 143",
+        "restart": "have all workers stop at one agreed step and start anew from there",
+        "cordon": "have the job go on without a host",
+        "uncordon": "let a cordoned host take part again",
+    }
+    for name, text in texts.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument(
+            "--at", type=Path, metavar="PATH",
+            help="an agent's scratch folder, or the --out folder of `keepstep local` (default: the newest job here)",
+        )  # fmt: skip
+        if name == "status":
+            command.add_argument("--json", action="store_true", help="one JSON object")
+            command.add_argument("--watch", action="store_true", help="again every second, until the job has ended")
+        if name == "drain":
+            command.add_argument("--grace", type=float, default=110.0, metavar="SECONDS", help="(default 110)")
+        if name.endswith("cordon"):
+            command.add_argument("host")
+        if name == "cordon":
+            command.add_argument("--why", default="", help="for those who wonder later")
+        command.set_defaults(command=lambda options, name=name: asyncio.run(_operate(name, options)))
+
+
+async def _operate(name: str, options: argparse.Namespace) -> int:
+    if name == "drain" and not 1 <= options.grace <= 3600:
+        raise ConfigError(f"found {options.grace:g}", "1 to 3600 seconds", key="--grace")
+    entry = find_entry(options.at)
+    coordinator = open_coordinator(entry)
+    operator = Operator(coordinator, entry.prefix)
+    try:
+        match name:
+            case "status":
+                await _show_status(operator, entry.job, options)
+            case "drain":
+                print(await operator.drain(options.grace))
+            case "restart":
+                print(await operator.restart())
+            case "cordon":
+                print(await operator.cordon(options.host, options.why))
+            case "uncordon":
+                print(await operator.uncordon(options.host))
+    finally:
+        await coordinator.close()
+    return 0
+
+
+async def _show_status(operator: Operator, job: str, options: argparse.Namespace) -> None:
+    while True:
+        described = describe(await operator.records())
+        print(json.dumps(described) if options.json else tell(job, described), flush=True)
+        if not options.watch or described["generation"].get("phase") == "ended":
+            return
+        await sleep(_WATCH_S)
+        print(flush=True)
 
 
 def _simulate(options: argparse.Namespace) -> int:
