@@ -102,6 +102,13 @@ class Coordination:
             else:
                 self._post(e.RecordPut(action.operation, record, revision))
 
+    async def forget(self, action: a.ForgetRecords) -> None:
+        """Delete records that nobody needs; what can not be deleted now stays until the job's etcd goes."""
+        try:
+            await self._coordinator.delete(self.prefix + action.prefix, prefix=True)
+        except (CoordinatorUnavailable, CoordinatorRefused) as error:
+            self._log(f"{action.prefix} not deleted: {error}")
+
     async def watch(self) -> None:
         """Read everything, then follow the changes; begin again whenever the thread of changes is lost. Never ends."""
         while True:

@@ -61,6 +61,7 @@ class Executor:
             a.GrantLease: lambda x: self._spawn(coordination.hold_lease(x)),
             a.RevokeLease: lambda x: self._spawn(coordination.revoke(x.lease)),
             a.Put: lambda x: self._spawn(coordination.put(x)),
+            a.ForgetRecords: lambda x: self._spawn(coordination.forget(x)),
             a.StartWorker: self._start,
             a.StopWorker: lambda x: self._spawn(self._stop(x.worker_id)),
             a.SignalWorker: lambda x: self._processes.signal(x.worker_id, x.signal),

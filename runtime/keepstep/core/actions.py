@@ -208,6 +208,13 @@ class WriteFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetRecords:
+    """Delete the records whose keys begin with `prefix`: nobody needs them any more. What fails is left."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
 class JoinEtcd:
     """Start an etcd member here, for the one that was on the host `leaving`; `hosts` are all from then on."""
 
@@ -226,5 +233,5 @@ class UseEtcd:
 Action = (
     GrantLease | RevokeLease | Put | StartWorker | StopWorker | SignalWorker | WriteOrders | SampleEntered
     | AllocateSlabs | HandSlabs | DropSlabs | ClearSeal | VerifySlab | UploadSnapshot | CommitCheckpoint | ReadHead
-    | FetchSnapshot | SweepStore | Report | WriteFailure | JoinEtcd | UseEtcd
+    | FetchSnapshot | SweepStore | Report | WriteFailure | ForgetRecords | JoinEtcd | UseEtcd
 )  # fmt: skip

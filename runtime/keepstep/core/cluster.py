@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keepstep.core.actions import Measure, Report
+from keepstep.core.actions import ForgetRecords, Measure, Report
 from keepstep.core.events import ClusterRead, PutRefused, RecordGone, RecordPut, RecordSeen
 from keepstep.core.reasons import Reason
 from keepstep.core.records import (
@@ -172,6 +172,17 @@ def _take_generation(turn: Turn, record: GenerationRecord, revision: int) -> Non
         _take_ready(turn, record)
     if old is None or old.durable_step != record.durable_step:
         turn.do(Report(Measure.DURABLE_STEP, record.durable_step))
+    if turn.leads and old is not None:
+        _forget(turn, old, record)
+
+
+def _forget(turn: Turn, old: GenerationRecord, new: GenerationRecord) -> None:
+    """Have deleted what members said in a generation that is over, or of a checkpoint that is committed."""
+    if new.number > old.number:
+        turn.do(ForgetRecords(f"acks/{old.number}/"))
+        turn.do(ForgetRecords(f"uploads/{old.number}/"))
+    elif old.save_step and old.save_step <= new.durable_step and old.save_step != new.save_step:
+        turn.do(ForgetRecords(f"uploads/{old.number}/{old.save_step}/"))
 
 
 def _take_ready(turn: Turn, record: GenerationRecord) -> None:
