@@ -46,9 +46,6 @@ def _keeps_etcd(turn: Turn) -> bool:
     return turn.state.job.host in hosts
 
 
-# --- without the others ----------------------------------------------------------------------------------------------
-
-
 def save_alone(turn: Turn, since: float) -> bool:
     """Commit the newest snapshot as that of a world of one; True once there is nothing left to do.
 
