@@ -14,7 +14,7 @@ DEV_STAMP := .venv/.stamp-$(shell cat requirements/dev.txt | sha256sum | cut -c1
 TF_STAMP := .venv-tf/.stamp-$(shell cat requirements/tensorflow.txt requirements/tf-keras.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf etcd lint check test wheels demo bench-overhead requirements clean
+.PHONY: venv venv-tf etcd lint check test wheels demo bench-overhead soak requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -71,6 +71,11 @@ demo: venv venv-tf etcd
 # What keepstep costs; about six minutes on a machine that does nothing else. See benchmarks/README.md.
 bench-overhead: venv venv-tf etcd
 	$(PY) benchmarks/overhead.py --python $(TF)
+
+# Five hosts that are hurt every five seconds for ten minutes. SECONDS=60 makes it short.
+SECONDS ?= 600
+soak: venv etcd
+	PYTHONPATH=runtime $(PY) benchmarks/soak.py --seconds $(SECONDS)
 
 # Pins again what requirements/*.in ask for; needs uv on PATH, or UV=/path/to/uv.
 requirements:

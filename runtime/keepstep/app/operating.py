@@ -185,7 +185,7 @@ def describe(records: list[Record]) -> dict[str, Any]:
     if generation is not None:
         told = {name: getattr(generation, name) for name in _TOLD} | {"phase": generation.phase.value}
     waiting = [r.source for r in records if isinstance(r, RequestRecord)]
-    return {"generation": told, "hosts": hosts, "interruptions": waiting}
+    return {"generation": told, "hosts": hosts, "interruptions": waiting, "records": len(records)}
 
 
 def tell(job: str, described: dict[str, Any]) -> str:
