@@ -91,8 +91,10 @@ class Manifest:
         return self.objects[: self.world_size]
 
     def local(self, rank: int) -> StoredObject:
-        """What belongs to `rank` alone; a world of another size takes its share in turn."""
-        return self.objects[self.world_size + rank % self.world_size]
+        """What belonged to `rank`, one of the world's, alone."""
+        if not 0 <= rank < self.world_size:
+            raise IndexError(f"rank {rank} of a world of {self.world_size}")
+        return self.objects[self.world_size + rank]
 
     def to_bytes(self) -> bytes:
         """The document as the store keeps it."""

@@ -7,17 +7,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from keepstep.checkpoint.aggregate import Aggregation, CorruptObject
 from keepstep.checkpoint.digests import combine_crc32c, crc32c, file_crc32c, format_digest
 from keepstep.checkpoint.manifest import Manifest, StoredObject
 from keepstep.checkpoint.safetensors import MalformedSlab, parse_head_bytes, read_layout
 from keepstep.ports.store import ObjectStore
 
+__all__ = ["CorruptObject", "Fetched", "NoRoom", "fetch"]
+
 STREAMS = 4
 """Objects read at the same time; each holds one piece of the store's in memory."""
-
-
-class CorruptObject(Exception):
-    """An object is not what the manifest says; the message begins with its key."""
 
 
 class NoRoom(Exception):
@@ -36,7 +35,9 @@ class Fetched:
 def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int) -> Fetched:
     """Fill an empty file with the slab of `rank`: the head, what all hold alike, and what the rank alone holds.
 
-    A rank that the manifest's world did not have takes the local state of another one in turn.
+    A rank that the manifest's world did not have takes the aggregate of all ranks' local states: see
+    `keepstep.checkpoint.aggregate`. What a world of another size finds is the same for each of its ranks otherwise.
+    Memory is bounded in both cases; for an aggregate the local objects of all ranks are read and verified.
 
     Raises:
         CorruptObject: an object differs from what the manifest says in size or CRC, or makes up no slab.
@@ -44,26 +45,33 @@ def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int) -> Fetched
         NoRoom: no memory for the slab.
         StoreError: the store's own.
     """
-    local = manifest.local(rank)
-    size_bytes = local.size_bytes + manifest.replicated_bytes
-    try:
-        os.posix_fallocate(fd, 0, size_bytes)
-    except OSError as error:
-        raise NoRoom(f"{size_bytes} bytes for the slab: {error.strerror}") from error
-    head_bytes = _read_head_bytes(store, local)
-
-    def place_local(piece: bytes, at: int) -> None:
-        in_head = max(0, min(len(piece), head_bytes - at))
-        _write(fd, piece[:in_head], at)
-        _write(fd, piece[in_head:], at + in_head + manifest.replicated_bytes)
-
-    _receive(store, local, place_local)
+    if rank < manifest.world_size:
+        local = manifest.local(rank)
+        head_bytes = _read_head_bytes(store, local)
+        size_bytes = local.size_bytes + manifest.replicated_bytes
+        _reserve(fd, size_bytes)
+        _receive(store, local, lambda piece, at: _place(fd, piece, at, head_bytes, manifest.replicated_bytes))
+    else:
+        local = manifest.local(0)
+        aggregation = Aggregation(store, [manifest.local(each) for each in range(manifest.world_size)])
+        head_bytes = aggregation.head_bytes
+        at = head_bytes + manifest.replicated_bytes
+        size_bytes = at + aggregation.local_bytes
+        _reserve(fd, size_bytes)
+        for piece in aggregation.pieces():
+            _write(fd, piece, at)
+            at += len(piece)
+        _write(fd, aggregation.head(), 0)
     streams = ThreadPoolExecutor(STREAMS, thread_name_prefix="fetch")
     try:
         for done in [streams.submit(_receive_share, store, o, fd, head_bytes) for o in manifest.replicated()]:
             done.result()
     finally:
         streams.shutdown(wait=True, cancel_futures=True)  # after the first that failed, the rest is of no use
+    return _check(manifest, local, fd, size_bytes)
+
+
+def _check(manifest: Manifest, local: StoredObject, fd: int, size_bytes: int) -> Fetched:
     try:
         layout = read_layout(fd, size_bytes)
     except MalformedSlab as error:
@@ -76,6 +84,20 @@ def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int) -> Fetched
     replicated = combine_crc32c((int(o.crc32c, 16), o.size_bytes) for o in manifest.replicated())
     local_at = layout.head_bytes + layout.replicated_bytes
     return Fetched(size_bytes, format_digest(replicated), format_digest(file_crc32c(fd, local_at, layout.local_bytes)))
+
+
+def _reserve(fd: int, size_bytes: int) -> None:
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+    except OSError as error:
+        raise NoRoom(f"{size_bytes} bytes for the slab: {error.strerror}") from error
+
+
+def _place(fd: int, piece: bytes, at: int, head_bytes: int, replicated_bytes: int) -> None:
+    """Put a piece of a local object where it belongs: the head first, the local region behind the replicated one."""
+    in_head = max(0, min(len(piece), head_bytes - at))
+    _write(fd, piece[:in_head], at)
+    _write(fd, piece[in_head:], at + in_head + replicated_bytes)
 
 
 def _read_head_bytes(store: ObjectStore, local: StoredObject) -> int:

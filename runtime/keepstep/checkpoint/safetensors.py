@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 HEADER_BYTES_MAX = 100_000_000
 _PREFIX_BYTES = 8
 _REPLICATED, _LOCAL = "replicated/", "local/"
+_METADATA = "__metadata__"
 _ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8,
@@ -39,6 +41,22 @@ class SlabLayout:
         return self.head_bytes + self.replicated_bytes + self.local_bytes
 
 
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as a slab's head describes it; `start` and `stop` are bytes behind the head."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it belongs to one rank alone."""
+        return self.key.startswith(_LOCAL)
+
+
 def parse_head_bytes(prefix: bytes) -> int:
     """Length of a slab's head, from its first 8 bytes.
 
@@ -59,27 +77,47 @@ def parse_layout(head: bytes) -> SlabLayout:
     Raises:
         MalformedSlab: not a header, or tensors that overlap, leave holes, or lie in the wrong order.
     """
-    if parse_head_bytes(head) != len(head):
-        raise MalformedSlab(f"the head is {len(head)} bytes long and says {parse_head_bytes(head)}")
-    try:
-        header = json.loads(head[_PREFIX_BYTES:].decode("utf-8"), object_pairs_hook=_without_repeats)
-    except (ValueError, RecursionError) as error:
-        raise MalformedSlab(f"the header is no JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise MalformedSlab("the header is no JSON object")
-    spans = sorted((*_span(name, entry), name) for name, entry in header.items() if name != "__metadata__")
-    _check_metadata(header.get("__metadata__", {}))
-    end, replicated_end = 0, 0
-    for start, stop, name in spans:
-        if start != end:
-            raise MalformedSlab(f"{name} begins at {start}, and the tensor before it ends at {end}")
-        end = stop
-        if name.startswith(_REPLICATED) and stop > start:
-            replicated_end = stop
-    for start, stop, name in spans:
-        if name.startswith(_LOCAL) and stop > start and start < replicated_end:
-            raise MalformedSlab(f"{name} lies among the replicated tensors")
+    tensors = parse_tensors(head)
+    end = tensors[-1].stop if tensors else 0
+    replicated_end = max((t.stop for t in tensors if not t.is_local and t.stop > t.start), default=0)
     return SlabLayout(len(head), replicated_end, end - replicated_end)
+
+
+def parse_tensors(head: bytes) -> tuple[StoredTensor, ...]:
+    """Tensors of the slab whose head is given, in file order: the replicated ones, then the local ones.
+
+    Raises:
+        MalformedSlab: as `parse_layout`.
+    """
+    header = _parse_header(head)
+    _check_metadata(header.get(_METADATA, {}))
+    tensors = [_tensor(name, entry) for name, entry in header.items() if name != _METADATA]
+    tensors.sort(key=lambda tensor: (tensor.start, tensor.stop, tensor.key))
+    end, replicated_end = 0, 0
+    for tensor in tensors:
+        if tensor.start != end:
+            raise MalformedSlab(f"{tensor.key} begins at {tensor.start}, and the tensor before it ends at {end}")
+        end = tensor.stop
+        if not tensor.is_local and tensor.stop > tensor.start:
+            replicated_end = tensor.stop
+    for tensor in tensors:
+        if tensor.is_local and tensor.stop > tensor.start and tensor.start < replicated_end:
+            raise MalformedSlab(f"{tensor.key} lies among the replicated tensors")
+    return tuple(tensors)
+
+
+def add_metadata(head: bytes, entries: Mapping[str, str]) -> bytes:
+    """The same head with more metadata; where the tensors lie behind it stays as it is.
+
+    Raises:
+        MalformedSlab: it is no head.
+    """
+    header = _parse_header(head)
+    _check_metadata(header.get(_METADATA, {}))
+    header = {**header, _METADATA: {**header.get(_METADATA, {}), **entries}}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(_PREFIX_BYTES, "little") + text
 
 
 def read_layout(fd: int, size_bytes: int) -> SlabLayout:
@@ -102,6 +140,18 @@ def read_layout(fd: int, size_bytes: int) -> SlabLayout:
     return layout
 
 
+def _parse_header(head: bytes) -> dict[str, Any]:
+    if parse_head_bytes(head) != len(head):
+        raise MalformedSlab(f"the head is {len(head)} bytes long and says {parse_head_bytes(head)}")
+    try:
+        header = json.loads(head[_PREFIX_BYTES:].decode("utf-8"), object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise MalformedSlab(f"the header is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise MalformedSlab("the header is no JSON object")
+    return header
+
+
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -114,7 +164,7 @@ def _check_metadata(metadata: object) -> None:
         raise MalformedSlab("__metadata__ must map strings to strings")
 
 
-def _span(name: str, entry: object) -> tuple[int, int]:
+def _tensor(name: str, entry: object) -> StoredTensor:
     if not name.startswith((_REPLICATED, _LOCAL)):
         raise MalformedSlab(f"{name!r} begins with neither {_REPLICATED} nor {_LOCAL}")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
@@ -127,8 +177,8 @@ def _span(name: str, entry: object) -> tuple[int, int]:
     start, stop = offsets
     if stop - start != math.prod(shape) * _ITEM_BYTES[dtype]:
         raise MalformedSlab(f"{name}: {dtype} of shape {shape} does not fill {stop - start} bytes")
-    return start, stop
+    return StoredTensor(name, dtype, tuple(shape), start, stop)
 
 
-def _naturals(values: object) -> bool:
+def _naturals(values: object) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)

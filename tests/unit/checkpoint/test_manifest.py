@@ -79,10 +79,13 @@ def test_a_claim_keeps_what_is_committed():
     assert parse_head(fresh.to_bytes(), "digits") == fresh == Head(7, 0, "", "", "another", "nonce")
 
 
-def test_what_belongs_to_a_rank_is_found_in_any_world():
+def test_what_belongs_to_a_rank_is_found():
     made = manifest()
     assert [stored.rank for stored in made.replicated()] == [0, 1]
-    assert [made.local(rank).rank for rank in range(5)] == [0, 1, 0, 1, 0]
+    assert [made.local(rank).rank for rank in range(2)] == [0, 1]
+    for rank in (-1, 2):
+        with pytest.raises(IndexError, match="of a world of 2"):
+            made.local(rank)
 
 
 def edited(**changes: object) -> bytes:
