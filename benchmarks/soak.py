@@ -52,18 +52,20 @@ class Host:
     agent: int = 0
     worker: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
-    _read: dict[int, int] = field(default_factory=dict)
+    _read: dict[bytes, int] = field(default_factory=dict)
 
     def look(self) -> None:
         """Take in what the journals say by now; a new agent begins a new file, and the old one is renamed."""
         for path in sorted((self.folder / "output" / "data" / "keepstep" / self.name).glob("journal*.jsonl")):
             with suppress(OSError), path.open("rb") as file:
-                inode = os.fstat(file.fileno()).st_ino
-                file.seek(self._read.get(inode, 0))
+                head = file.readline()  # says whose journal it is; names and inodes are used again
+                if not head.endswith(b"\n"):
+                    continue
+                file.seek(self._read.get(head, 0))
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
-                    self._read[inode] = self._read.get(inode, 0) + len(line)
+                    self._read[head] = self._read.get(head, 0) + len(line)
                     self._take(json.loads(line))
 
     def _take(self, line: dict[str, Any]) -> None:
