@@ -39,6 +39,17 @@ def test_a_worker_runs_the_users_script_with_the_users_interpreter():
     assert json.loads(values["TF_CONFIG"])["task"]["index"] == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "full", "batch"),
+    [((), "3", "keep_global"), ((0, "keep_local"), "3", "keep_local"), ((2,), "2", "keep_global")],
+)
+def test_a_worker_is_told_the_whole_world_and_what_becomes_of_the_batch(said, full, batch):
+    job = a_job(hosts=("algo-1", "algo-2", "algo-3"))
+    values = dict(plan_worker(job, a_generation(ranks=RANKS), 1, *said)[1])
+    assert (values["KEEPSTEP_WORLD_SIZE"], values["KEEPSTEP_FULL_WORLD"]) == ("2", full)
+    assert values["KEEPSTEP_BATCH"] == batch
+
+
 @pytest.mark.parametrize("strategy", ["plain", "mirrored"])
 def test_one_host_needs_no_tf_config(strategy):
     job, generation = a_job(strategy=strategy, hosts=("algo-1",)), a_generation(ranks=RANKS[:1])

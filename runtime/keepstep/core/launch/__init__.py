@@ -1,8 +1,7 @@
 """How a worker is launched: job and rank table to its command line and environment.
 
 What lives here: pure functions, one module per strategy that needs to describe a world to TensorFlow. What must never
-enter: starting a process, the environment of the agent itself, a file.
-Start reading at `plan_worker`.
+enter: starting a process, the environment of the agent itself, a file. Start reading at `plan_worker`.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from keepstep.core.job import JobSpec
 from keepstep.core.launch.multi_worker import tf_config
 from keepstep.core.records import GenerationRecord
 
-Variables = tuple[tuple[str, str], ...]
 
-
-def plan_worker(job: JobSpec, generation: GenerationRecord, rank: int) -> tuple[tuple[str, ...], Variables]:
-    """Command and additional environment of this host's worker.
+def plan_worker(
+    job: JobSpec, generation: GenerationRecord, rank: int, full: int = 0, batch: str = "keep_global"
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Command and additional environment of this host's worker, in a job of `full` ranks (0: all hosts) when whole.
 
     The command starts the user's script through the worker-side bootstrap with the user's own interpreter.
     """
@@ -25,6 +24,8 @@ def plan_worker(job: JobSpec, generation: GenerationRecord, rank: int) -> tuple[
         "KEEPSTEP_RANK": str(rank),
         "KEEPSTEP_LOCAL_RANK": "0",
         "KEEPSTEP_WORLD_SIZE": str(len(generation.ranks)),
+        "KEEPSTEP_FULL_WORLD": str(full or len(job.hosts)),
+        "KEEPSTEP_BATCH": batch,
     }
     if job.strategy == "multi_worker":
         environment["TF_CONFIG"] = tf_config(generation.ranks, rank)
