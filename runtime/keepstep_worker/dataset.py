@@ -46,18 +46,42 @@ class Shard(NamedTuple):
 
     Attributes:
         strategy: what distributes a batch where a rank has several local replicas.
+        full_world: ranks where none is missing; 0 stands for `world_size`.
+        keep_local: whether a rank's part stays what it is in the full world, so that a smaller world's batch is
+            smaller; else the global batch stays, and the parts grow.
     """
 
     rank: int = 0
     world_size: int = 1
     strategy: Any = None
+    full_world: int = 0
+    keep_local: bool = False
+
+    def batch_of(self, global_batch: int) -> int:
+        """Return how many samples this world takes in a step, of the `global_batch` that the full world takes.
+
+        With `keep_local` that is what the full world's first ranks take together, which is exact where the batch can
+        be divided evenly, and to a sample a rank where it can not; one sample at the least.
+        """
+        full = max(self.full_world or self.world_size, 1)
+        if not self.keep_local or full == self.world_size:
+            return global_batch
+        return max(1, global_batch * self.world_size // full)
 
 
 class Dataset:
     """An endless iterator over this rank's parts of global batches of arrays.
 
+    Any sequence of worlds takes every sample of an epoch once: each begins where the state that it goes on from ends.
+
     `next()` gives the source's structure (an array, a tuple or a dictionary of arrays) with the rank's samples; where
     there are several local replicas, a per-replica value of the strategy that was given.
+
+    Attributes:
+        size: samples in an epoch.
+        position: what was taken.
+        batch_samples: samples of the newest global batch, over all ranks; 0 before the first.
+        ready_ns: when the newest batch was ready, monotonic nanoseconds.
     """
 
     def __init__(
@@ -74,7 +98,7 @@ class Dataset:
 
         Args:
             source: arrays that have one sample for each index of their first dimension.
-            global_batch: samples in a step, over all ranks.
+            global_batch: samples in a step, over all ranks of the full world.
             seed: of the order of every epoch.
             shuffle: False keeps the source's order.
             drop_remainder: leave out an epoch's last batch where it is smaller than the others.
@@ -92,21 +116,22 @@ class Dataset:
         self.size = sizes.pop()
         if global_batch < 1 or (drop_remainder and global_batch > self.size):
             raise ValueError(f"global_batch is {global_batch}, with {self.size} samples")
-        self._global_batch, self._seed = global_batch, seed
+        self._step_samples, self._seed = shard.batch_of(global_batch), seed
         self._shuffle, self._drop_remainder = shuffle, drop_remainder
         self._local = 1 if shard.strategy is None else shard.strategy.num_replicas_in_sync // shard.world_size
         self._order: tuple[int, Any] = (-1, None)
+        self._divisor: Any = None
         self.position = Position()
-        self.ready_ns = 0
+        self.ready_ns = self.batch_samples = 0
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         """Return this rank's part of the next global batch."""
-        position, batch = next_batch(self.position, self.size, self._global_batch, self._drop_remainder)
+        position, batch = next_batch(self.position, self.size, self._step_samples, self._drop_remainder)
         order = self._order_of(position.epoch)
-        rank, world_size, strategy = self._shard
+        rank, world_size, strategy = self._shard[:3]
 
         def take(local_replica: int) -> Any:
             part = part_of(batch, rank * self._local + local_replica, world_size * self._local)
@@ -119,7 +144,10 @@ class Dataset:
             )
         else:
             value = _tensors(take(0))
-        self.position = position
+        self.position, self.batch_samples = position, batch.end - batch.begin
+        if self._divisor is None:
+            self._divisor = _unshared_variable(self.batch_samples)
+        self._divisor.assign(self.batch_samples)
         self.ready_ns = time.monotonic_ns()
         return value
 
@@ -129,9 +157,37 @@ class Dataset:
         return self.position.epoch
 
     @property
+    def global_batch(self) -> int:
+        """Samples in a step of this world, over all its ranks; an epoch's last batch may be smaller."""
+        return self._step_samples
+
+    def scale_loss(self, per_example_losses: Any) -> Any:
+        """Return a replica's share of the mean loss over the global batch that was taken last.
+
+        The shares of all replicas add up to the mean over all samples of the batch, however they are spread: so do
+        the gradients, which Keras's optimizers and the strategies' reductions add up over replicas. An average over a
+        replica's own samples would weigh the samples of a smaller part more. `tf.nn.compute_average_loss` with
+        `global_batch_size=data.global_batch` does the same where no batch is smaller (`drop_remainder=True`).
+
+        Works in and outside of `tf.function`: a trace holds no number of samples, but looks it up at each step.
+
+        Args:
+            per_example_losses: a loss for each sample of the replica's part, made with `reduction=None`; may be empty.
+
+        Raises:
+            RuntimeError: no batch was taken yet.
+        """
+        import tensorflow as tf
+
+        if self._divisor is None:
+            raise RuntimeError("no batch was taken yet: whose losses are these?")
+        losses = tf.convert_to_tensor(per_example_losses)
+        return tf.reduce_sum(losses) / tf.cast(self._divisor, losses.dtype)
+
+    @property
     def steps_per_epoch(self) -> int:
-        """Global batches in an epoch."""
-        whole, rest = divmod(self.size, self._global_batch)
+        """Steps that a whole epoch takes in this world."""
+        whole, rest = divmod(self.size, self._step_samples)
         return whole + (1 if rest and not self._drop_remainder else 0)
 
     def state(self) -> dict[str, Any]:
@@ -139,7 +195,7 @@ class Dataset:
         return {"epoch": self.position.epoch, "offset": self.position.offset, "seed": self._seed, "size": self.size}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on where `state()` was taken, with any batch size and on any number of ranks.
+        """Go on where `state()` was taken, with any batch size, batch rule and on any number of ranks.
 
         Raises:
             ValueError: it was taken from another source, or with another seed.
@@ -185,3 +241,10 @@ def _tensors(value: Any) -> Any:
     import tensorflow as tf
 
     return _map(tf.convert_to_tensor, value)
+
+
+def _unshared_variable(value: int) -> Any:
+    """Return a variable that no strategy distributes: traced functions read it, and no peer takes part in it."""
+    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+    return ResourceVariable(value, trainable=False, dtype="int64", name="keepstep_batch_samples")

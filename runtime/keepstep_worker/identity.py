@@ -11,6 +11,9 @@ _SOCKET_FD = "KEEPSTEP_SOCKET_FD"
 DESCRIPTOR_VARIABLES = (_WIRE_FD, _SOCKET_FD)
 """Only this process may use them: they are taken out of the environment of the programs it starts."""
 
+KEEP_GLOBAL, KEEP_LOCAL = "keep_global", "keep_local"
+"""A smaller world takes the same global batch in larger shares, or the same share each of a smaller one."""
+
 
 class IdentityError(Exception):
     """The environment of a worker is incomplete or malformed: a fault of the agent, not of the user."""
@@ -21,6 +24,8 @@ class Identity:
     """One worker of one generation.
 
     Attributes:
+        full_world: number of ranks where none is missing; 0 stands for `world_size`.
+        batch: what a smaller world does with the batch: "keep_global" or "keep_local".
         parent_pid: the agent; 0 where it was not said.
         failure_file: where the first error goes; "" for nowhere.
         instrument: "auto" or "off".
@@ -33,6 +38,8 @@ class Identity:
     parent_pid: int = 0
     failure_file: str = ""
     instrument: str = "auto"
+    full_world: int = 0
+    batch: str = KEEP_GLOBAL
 
 
 def is_worker(environ: Mapping[str, str] = os.environ) -> bool:
@@ -56,6 +63,9 @@ def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
         except ValueError as error:
             raise IdentityError(f"{name} is {text!r}, wanted a number") from error
 
+    batch = environ.get("KEEPSTEP_BATCH", KEEP_GLOBAL)
+    if batch not in (KEEP_GLOBAL, KEEP_LOCAL):
+        raise IdentityError(f"KEEPSTEP_BATCH is {batch!r}, wanted {KEEP_GLOBAL} or {KEEP_LOCAL}")
     return Identity(
         generation=number("KEEPSTEP_GENERATION"),
         rank=number("KEEPSTEP_RANK", 0),
@@ -64,6 +74,8 @@ def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
         parent_pid=number("KEEPSTEP_PARENT_PID", 0),
         failure_file=environ.get("KEEPSTEP_FAILURE_FILE", ""),
         instrument=environ.get("KEEPSTEP_INSTRUMENT", "auto"),
+        full_world=number("KEEPSTEP_FULL_WORLD", 0),
+        batch=batch,
     )
 
 

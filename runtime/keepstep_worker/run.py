@@ -14,6 +14,7 @@ from typing import Any
 from keepstep_worker import codec, fit_state
 from keepstep_worker import variables as state
 from keepstep_worker.dataset import Dataset, Shard
+from keepstep_worker.identity import KEEP_LOCAL
 from keepstep_worker.session import RestoreError, Session, StepTimes
 from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, SlabView, Tensor
 
@@ -33,7 +34,12 @@ class Run:
 
     Attributes:
         rank: this process's rank, from TF_CONFIG outside keepstep.
-        world_size: number of ranks.
+        world_size: number of ranks of this world.
+        full_world_size: number of ranks where no host is missing.
+        learning_rate_scale: what a learning rate for the full world is to be multiplied with in this one: the ratio of
+            the global batches, which is 1.0 unless the policy says `elastic.batch: keep_local` and hosts are missing.
+            (A learning rate that is a variable of a tracked optimizer belongs to the state: it comes back as it was
+            saved, whatever the world. Set it anew after `track()`, from the one for the full world.)
         generation: of the world, 0 outside keepstep.
         step: the newest completed step, 0 before the first.
     """
@@ -44,8 +50,11 @@ class Run:
         if session is not None:
             who = session.identity
             self.rank, self.world_size, self.generation = who.rank, who.world_size, who.generation
+            self.full_world_size, self._keeps_local = who.full_world or who.world_size, who.batch == KEEP_LOCAL
         else:
             self.rank, self.world_size = _read_cluster(os.environ.get("TF_CONFIG", ""))
+            self.full_world_size, self._keeps_local = self.world_size, False
+        self.learning_rate_scale = self.world_size / self.full_world_size if self._keeps_local else 1.0
         self._tracked = False
         self._tensors: list[Tensor] = []
         self._stateful: dict[str, Any] = {}
@@ -62,17 +71,47 @@ class Run:
         drop_remainder: bool = False,
         strategy: Any = None,
     ) -> Dataset:
-        """Return an endless iterator over this rank's part of each global batch; see Dataset for the arguments."""
+        """Return an endless iterator over this rank's part of each global batch; see Dataset for the arguments.
+
+        In a world in which hosts are missing the policy's `elastic.batch` says what a step takes: with `keep_global`
+        the same `global_batch` samples, in larger parts; with `keep_local` each rank the part that it has in the full
+        world, so that the global batch is smaller (see `learning_rate_scale`). Parts differ by a sample where the
+        batch can not be divided evenly: average the loss over the global batch (`scale_loss`), not over the part.
+        """
         made = Dataset(
             source,
             global_batch=global_batch,
             seed=seed,
             shuffle=shuffle,
             drop_remainder=drop_remainder,
-            shard=Shard(self.rank, self.world_size, strategy),
+            shard=Shard(self.rank, self.world_size, strategy, self.full_world_size, self._keeps_local),
         )
         self._datasets.append(made)
         return made
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in a step of this world, over all ranks, of the first dataset; see `Dataset.global_batch`.
+
+        Raises:
+            RuntimeError: no dataset was made.
+        """
+        return self._first_dataset().global_batch
+
+    def scale_loss(self, per_example_losses: Any) -> Any:
+        """Return a replica's share of the mean loss over a step's samples of the first dataset.
+
+        See `Dataset.scale_loss`, which is the same for any of several datasets.
+
+        Raises:
+            RuntimeError: no dataset was made, or no batch taken.
+        """
+        return self._first_dataset().scale_loss(per_example_losses)
+
+    def _first_dataset(self) -> Dataset:
+        if not self._datasets:
+            raise RuntimeError("there is no dataset: call dataset() before")
+        return self._datasets[0]
 
     def track(self, **things: Any) -> None:
         """Say what belongs to the state, under names of the script's choice; a saved state is restored here.
