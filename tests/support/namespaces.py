@@ -56,7 +56,7 @@ def missing() -> str:
 
 
 class Network:
-    """Hosts `algo-1` to `algo-N`, plugged into one switch, and what can happen between them.
+    """Hosts `algo-1` to `algo-N` and others by name, plugged into one switch, and what can happen between them.
 
     A fault holds until `heal`, or until the same method is called with 0. Packets vanish on their way in, as on a wire:
     no sender is told of it.
@@ -65,8 +65,8 @@ class Network:
         names: of the hosts.
     """
 
-    def __init__(self, hosts: int) -> None:
-        self.names = [f"algo-{number}" for number in range(1, hosts + 1)]
+    def __init__(self, hosts: int, *others: str) -> None:
+        self.names = [*(f"algo-{number}" for number in range(1, hosts + 1)), *others]
         self._id = f"{PREFIX}-{_owner()}-{uuid.uuid4().hex[:6]}"
         self._switch = f"{self._id}-switch"
         self._loss: dict[tuple[str, str], float] = {}

@@ -1,0 +1,216 @@
+"""Hosts with a network of their own, and what happens to hosts and networks: the others go on, and no two worlds train.
+
+Every host is a network namespace with a whole `keepstep train` in it; the training is TensorFlow's, with gradients
+all-reduced over that network, or, where only the shape of a fault differs, a small stand-in that waits for its peers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.local_run import JOBS, PYTHON
+from tests.support.many_hosts import ManyHosts, Turn, frozen
+from tests.support.namespaces import missing
+from tests.support.worlds import Worker
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.skipif(bool(missing()), reason=missing())]
+
+SNAPSHOTS = ("checkpoint.snapshot_every=4 steps", "checkpoint.every=8 steps")
+QUICK = ("coordination.lease=2s",)
+SHRINK = ("elastic.hosts.min=2", "elastic.wait_for_return=2s", *QUICK)
+"""Three hosts are wanted, two are enough, and a lost one is not waited for."""
+PATIENT = ("elastic.wait_for_return=4min", *QUICK)
+
+LOCKSTEP = Path(__file__).parents[1] / "support" / "lockstep_job.py"
+
+
+def tensorflow(folder: Path, steps: int, *settings: str, hosts: int = 3) -> ManyHosts:
+    """A custom loop that draws all samples through `run.dataset`, whatever the world's size."""
+    folder.mkdir(exist_ok=True)
+    arguments = ["--out", str(folder), f"--steps={steps}", "--pause=0.05"]
+    run = ManyHosts(
+        folder / "run",
+        JOBS / "loop.py",
+        arguments,
+        hosts=hosts,
+        python=PYTHON,
+        settings=(*SNAPSHOTS, *settings),
+        etcd_elsewhere=True,
+    )
+    run.environment["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    return run
+
+
+def lockstep(folder: Path, steps: int, *settings: str, hosts: int = 3) -> ManyHosts:
+    folder.mkdir(exist_ok=True)
+    snapshots = ("checkpoint.snapshot_every=10 steps", "checkpoint.every=50 steps")
+    return ManyHosts(
+        folder / "run",
+        LOCKSTEP,
+        [str(folder), str(steps), "0.02"],
+        hosts=hosts,
+        settings=(*snapshots, *settings),
+        etcd_elsewhere=True,
+    )
+
+
+def trains(run: ManyHosts) -> str:
+    """Wait until something is committed and training goes on; returns the leader."""
+    run.wait_for(lambda: run.durable(), "commit")
+    goes_on(run, 1)
+    leader = run.leader()
+    assert leader is not None
+    return leader
+
+
+def goes_on(run: ManyHosts, generation: int) -> None:
+    """Wait until this generation has completed a step."""
+    run.wait_for(lambda: first_steps(run, generation), f"step of generation {generation}")
+
+
+def first_steps(run: ManyHosts, generation: int) -> list[Turn]:
+    """The first steps that workers of a generation completed."""
+    pids = {(worker.host, worker.pid) for worker in run.worlds.of(generation)}
+    ids = {turn.event["worker_id"] for turn in run.events("worker_started") if (turn.host, turn.event["pid"]) in pids}
+    return [turn for turn in run.events("first_step_completed") if turn.event["worker_id"] in ids]
+
+
+def new_world(run: ManyHosts, hosts: set[str], *, after: int) -> int:
+    """Wait for a generation after that one, of exactly these hosts, that trains; returns its number."""
+
+    def found() -> int:
+        numbers = [
+            g["number"] for g in run.generations() if g["number"] > after and set(run.world(g["number"])) == hosts
+        ]
+        return numbers[-1] if numbers else 0
+
+    number = run.wait_for(found, f"world of {sorted(hosts)}")
+    goes_on(run, number)
+    return number
+
+
+def lost_to_others(run: ManyHosts, host: str) -> bool:
+    """Whether another host has seen this one's record vanish."""
+    return any(turn.host != host and turn.event["key"] == f"nodes/{host}" for turn in run.events("record_gone"))
+
+
+def gone_before(run: ManyHosts, host: str, older: int, newer: int) -> bool:
+    """Whether a host's workers of one generation were gone before the first worker of another was made."""
+    olds, news = run.worlds.of(older, host), run.worlds.of(newer)
+    assert olds and news, run.worlds.workers
+    return all(ended_at(old) < min(new.started_at for new in news) for old in olds)
+
+
+def ended_at(worker: Worker) -> float:
+    return float("inf") if worker.gone_at is None else worker.gone_at
+
+
+def is_sound(run: ManyHosts) -> None:
+    """What holds whatever happened: one world at a time, no committed step lost, no commit by an old generation."""
+    assert run.worlds.overlaps() == [], run.told()
+    commits = run.committed()
+    assert [turn.event["generation"] for turn in commits] == sorted(turn.event["generation"] for turn in commits)
+    for record in run.generations():
+        before = [turn.event["step"] for turn in commits if turn.event["generation"] < record["number"]]
+        resumed = record["resume"]["step"] if record["resume"] else 0
+        assert resumed >= max(before, default=0), record
+
+
+def is_done(run: ManyHosts, steps: int) -> None:
+    """That the newest world has reached the last step, and committed it."""
+    is_sound(run)
+    head = run.head()
+    assert (head["step"], head["generation"]) == (steps, run.generation()), run.told()
+
+
+# --- three hosts -----------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_that_is_cut_off_for_good_is_done_without(tmp_path: Path) -> None:
+    with tensorflow(tmp_path, 90, *SHRINK) as run:
+        leader = trains(run)
+        run.network.cut(leader)
+        run.may_end.add(leader)
+        rest = set(run.names) - {leader}
+        number = new_world(run, rest, after=1)
+        assert gone_before(run, leader, 1, number)
+        assert set(run.wait(*rest).values()) == {0}, run.told()
+        assert run.wait(leader) == {leader: 75}, run.told()
+        is_done(run, 90)
+        assert run.worlds.of(number, leader) == []
+    assert sorted(path.name for path in tmp_path.glob("*.npz")) == ["0.npz", "1.npz"]
+
+
+def test_a_frozen_leader_has_no_worker_left_and_awakes_to_a_world_of_others(tmp_path: Path) -> None:
+    with tensorflow(tmp_path, 150, *SHRINK) as run:
+        leader = trains(run)
+        rest = set(run.names) - {leader}
+        with frozen(run, run.agent(leader)):
+            number = new_world(run, rest, after=1)
+            assert gone_before(run, leader, 1, number)
+            turns = len(run.turns(leader))
+        new_world(run, set(run.names), after=number)
+        awake = run.turns(leader)[turns:]
+        assert not [turn for turn in awake if stale(turn, number)]
+        assert set(run.wait().values()) == {0}, run.told()
+        is_done(run, 150)
+        assert "the lease deadline has passed" in run.log(leader)
+
+
+def stale(turn: Turn, number: int) -> bool:
+    """Whether something came about that belongs to a generation before that one."""
+    own_put = turn.kind == "record_put" and turn.record["kind"] == "generation" and turn.record["number"] < number
+    return own_put or (turn.kind == "checkpoint_committed" and turn.event["generation"] < number)
+
+
+def test_a_host_that_dies_is_done_without_and_takes_part_again_when_it_is_back(tmp_path: Path) -> None:
+    with tensorflow(tmp_path, 200, *SHRINK) as run:
+        leader = trains(run)
+        lost = next(host for host in reversed(run.names) if host != leader)
+        run.kill_host(lost)
+        number = new_world(run, set(run.names) - {lost}, after=1)
+        run.restart_host(lost)
+        new_world(run, set(run.names), after=number)
+        assert set(run.wait().values()) == {0}, run.told()
+        is_done(run, 200)
+
+
+PARTITIONS: dict[str, Callable[[ManyHosts, str, str, str], None]] = {
+    "leader off": lambda run, leader, one, other: run.network.cut(leader),
+    "other host off": lambda run, leader, one, other: run.network.cut(one),
+    "leader not heard": lambda run, leader, one, other: [
+        run.network.cut_one_way(leader, each) for each in (*run.network.names,) if each != leader
+    ],
+    "leader hears nobody": lambda run, leader, one, other: [
+        run.network.cut_one_way(each, leader) for each in (*run.network.names,) if each != leader
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "job"),
+    [(shape, lockstep) for shape in PARTITIONS] + [("leader off", tensorflow)],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_partition_that_heals_costs_a_generation(shape: str, job: Callable[..., ManyHosts], tmp_path: Path) -> None:
+    steps = 90 if job is tensorflow else 900
+    with job(tmp_path, steps, *PATIENT) as run:
+        leader = trains(run)
+        one, other = (host for host in run.names if host != leader)
+        PARTITIONS[shape](run, leader, one, other)
+        off = one if shape == "other host off" else leader
+        run.wait_for(lambda: lost_to_others(run, off), f"loss of {off}")
+        run.network.heal()
+        number = new_world(run, set(run.names), after=1)
+        assert gone_before(run, off, 1, number)
+        assert set(run.wait().values()) == {0}, run.told()
+        is_done(run, steps)
+    if job is lockstep:
+        assert json.loads((tmp_path / "result.json").read_text()) == {
+            "total": steps * (steps + 1) // 2,
+            "world_size": 3,
+        }
