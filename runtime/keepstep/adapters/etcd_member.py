@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import platform
 import re
@@ -11,6 +12,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from keepstep.ports import TlsFiles
 
 VERSION_MIN = (3, 4)
 
@@ -46,7 +49,15 @@ class EtcdNotReady(Exception):
 
 @dataclass(frozen=True)
 class MemberSpec:
-    """Where a member lives. `token` must be new for every new data directory: it tells one etcd from the next."""
+    """Where a member lives, and with whom.
+
+    Attributes:
+        host: name or address at which the others reach it.
+        token: equal for all members of one etcd and for no other one's.
+        others: names and peer URLs of the other members.
+        joins: whether the etcd that these make up exists already, and has taken this member in.
+        tls: what it proves itself with, and asks others to; None: it takes in anybody.
+    """
 
     name: str
     host: str
@@ -55,6 +66,32 @@ class MemberSpec:
     data_dir: Path
     log_path: Path
     token: str
+    others: tuple[tuple[str, str], ...] = ()
+    joins: bool = False
+    tls: TlsFiles | None = None
+
+    @property
+    def client_url(self) -> str:
+        return self._url(_in_brackets(self.host), self.client_port)
+
+    @property
+    def peer_url(self) -> str:
+        return self._url(_in_brackets(self.host), self.peer_port)
+
+    def listen_urls(self) -> tuple[str, str]:
+        """Where to listen, for clients and for peers: etcd takes no name there."""
+        try:
+            host = _in_brackets(str(ipaddress.ip_address(self.host)))
+        except ValueError:
+            host = "0.0.0.0"
+        return self._url(host, self.client_port), self._url(host, self.peer_port)
+
+    def _url(self, host: str, port: int) -> str:
+        return f"{'http' if self.tls is None else 'https'}://{host}:{port}"
+
+
+def _in_brackets(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 @dataclass(frozen=True)
@@ -117,32 +154,40 @@ def note_data_dir(scratch: Path, data_dir: Path) -> None:
     (scratch / _NOTE).write_text(str(data_dir), encoding="utf-8")
 
 
-def discard_data_dir(scratch: Path) -> None:
-    """Remove the data of the member that was noted last; no member may run on it any more."""
+def noted_data_dir(scratch: Path) -> Path | None:
+    """Return where the data of the member that was noted last went, None where no such note is there."""
     try:
         data_dir = Path((scratch / _NOTE).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
-        return
-    if data_dir.is_absolute() and data_dir.name.startswith(DATA_PREFIX):
+        return None
+    return data_dir if data_dir.is_absolute() and data_dir.name.startswith(DATA_PREFIX) else None
+
+
+def discard_data_dir(scratch: Path) -> None:
+    """Remove the data of the member that was noted last; no member may run on it any more."""
+    data_dir = noted_data_dir(scratch)
+    if data_dir is not None:
         shutil.rmtree(data_dir, ignore_errors=True)
 
 
 def plan_member(binary: Path, spec: MemberSpec) -> MemberCommand:
-    """Return the command of a cluster with this one member."""
-    host = f"[{spec.host}]" if ":" in spec.host else spec.host
-    client_url = f"http://{host}:{spec.client_port}"
-    peer_url = f"http://{host}:{spec.peer_port}"
+    """Return the command of this member."""
+    client_url, peer_url = spec.client_url, spec.peer_url
+    listen_clients, listen_peers = spec.listen_urls()
+    members = sorted((*spec.others, (spec.name, peer_url)))
     argv = (
         str(binary),
         f"--name={spec.name}",
         f"--data-dir={spec.data_dir}",
-        f"--listen-client-urls={client_url}",
+        f"--listen-client-urls={listen_clients}",
         f"--advertise-client-urls={client_url}",
-        f"--listen-peer-urls={peer_url}",
+        f"--listen-peer-urls={listen_peers}",
         f"--initial-advertise-peer-urls={peer_url}",
-        f"--initial-cluster={spec.name}={peer_url}",
+        "--initial-cluster=" + ",".join(f"{name}={url}" for name, url in members),
         f"--initial-cluster-token={spec.token}",
-        "--initial-cluster-state=new",
+        f"--initial-cluster-state={'existing' if spec.joins else 'new'}",
+        "--strict-reconfig-check=true",
+        *_tls_flags(spec.tls),
         "--auto-compaction-mode=revision",
         f"--auto-compaction-retention={_HISTORY_REVISIONS}",
         f"--snapshot-count={_RAFT_LOG_ENTRIES}",
@@ -154,6 +199,22 @@ def plan_member(binary: Path, spec: MemberSpec) -> MemberCommand:
         "--log-outputs=stderr",
     )
     return MemberCommand(argv=argv, log_path=spec.log_path, endpoint=client_url, env=_env())
+
+
+def _tls_flags(tls: TlsFiles | None) -> tuple[str, ...]:
+    """Who has no certificate of this job's authority is not let in, as a client or as a member."""
+    if tls is None:
+        return ()
+    return tuple(
+        flag
+        for side in ("", "peer-")
+        for flag in (
+            f"--{side}cert-file={tls.cert}",
+            f"--{side}key-file={tls.key}",
+            f"--{side}trusted-ca-file={tls.ca}",
+            f"--{side}client-cert-auth=true",
+        )
+    )
 
 
 async def wait_until_healthy(endpoint: str, timeout_s: float, ended: asyncio.Event) -> None:

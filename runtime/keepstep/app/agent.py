@@ -19,16 +19,6 @@ import keepstep
 from keepstep.adapters.clock import Clock
 from keepstep.adapters.coordinator_memory import MemoryCoordinator
 from keepstep.adapters.etcd import EtcdCoordinator
-from keepstep.adapters.etcd_member import (
-    DATA_PREFIX,
-    EtcdMissing,
-    MemberSpec,
-    choose_data_dir,
-    discard_data_dir,
-    find_etcd,
-    note_data_dir,
-    plan_member,
-)
 from keepstep.adapters.init_link import InitLink
 from keepstep.adapters.journal import JournalWriter
 from keepstep.adapters.processes import LineQueue, standard_sinks
@@ -38,6 +28,7 @@ from keepstep.app.coordination import Coordination
 from keepstep.app.executor import Executor, Tools, seal_event
 from keepstep.app.gpus import watch_gpus
 from keepstep.app.launching import Launcher, Places, write_failure
+from keepstep.app.members import Members, Site
 from keepstep.app.options import TrainOptions, find_base_dir, parse_train_options
 from keepstep.app.sampling import Sampler
 from keepstep.app.storing import Storing
@@ -45,10 +36,10 @@ from keepstep.app.supervisor import Supervisor
 from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.causes import FailureCause
-from keepstep.core.job import JobSpec
+from keepstep.core.job import JobSpec, first_etcd_hosts
 from keepstep.core.policy import Policy
 from keepstep.core.state import State
-from keepstep.errors import ConfigError, ExitCode, KeepstepError, QuorumError
+from keepstep.errors import ConfigError, ExitCode, KeepstepError
 from keepstep.intake.contract import (
     Contract,
     ContractOptions,
@@ -62,6 +53,8 @@ from keepstep.intake.policy import load_policy
 from keepstep.ports import Coordinator
 
 _LAST_WORDS_S = 2.0
+_WATCH_IDLE_S = 4.0
+"""A watch that is silent for so long is asked whether it still hears the others' etcd: its member may be cut off."""
 _SOURCES = {signal.SIGTERM: "sigterm", signal.SIGINT: "sigint", signal.SIGHUP: "sighup"}
 
 
@@ -154,7 +147,7 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         script=str(contract.script),
         arguments=contract.arguments,
         has_store=store is not None,
-        etcd_hosts=hosts[:1] if len(hosts) > 1 and policy.coordination.endpoints == "embedded" else (),
+        etcd_hosts=first_etcd_hosts(hosts) if policy.coordination.endpoints == "embedded" else (),
     )
     environment = user_environment(contract, environ)
     check_interpreter(job.python, contract.code_dir, environment.get("PATH"))
@@ -185,6 +178,7 @@ class Agent:
         self._clock = Clock()
         self._deadline: float | None = None
         self._memo: tuple[int, int] | None = None
+        self._members: Members | None = None
 
     def log(self, text: str) -> None:
         """One line for people; never waits."""
@@ -203,9 +197,7 @@ class Agent:
         supervisor = Supervisor(job, policy, self._clock, journal, self.log)
         self._init.listen(on_fenced=self._fenced, on_companion_exited=self._companion_exited)
         self._init.listen_signals(lambda number: self._signalled(supervisor, number))
-        coordinator = self._coordinator()
-        if job.keeps_etcd:
-            await self._start_etcd()
+        coordinator = await self._open_coordinator()
         sampler: Sampler | None = None
 
         def on_message(worker_id: str, message: dict[str, object]) -> None:
@@ -223,7 +215,7 @@ class Agent:
         supervisor.post(e.AgentStarted(slabs, seals, int(memo.get("seen_generation", 0))))
         self.log(f"node {job.node_id}, rank table of {len(job.hosts)} hosts, metrics on port {metrics.port}")
         async with asyncio.TaskGroup() as tasks:
-            tools = Tools(coordination, storing, launcher, self._init, metrics, self._clock)
+            tools = Tools(coordination, storing, launcher, self._init, metrics, self._clock, self._members)
             executor = Executor(supervisor.post, tasks, tools)
             background = [
                 tasks.create_task(work)
@@ -278,41 +270,27 @@ class Agent:
         self.log("the lease ran out: init has stopped the workers")
 
     def _companion_exited(self, name: str, status: int) -> None:
-        self.log(f"{name} ended with {status}")
+        if name == "etcd" and self._members is not None:
+            self._members.exited(status)
 
-    # --- coordination ------------------------------------------------------------------------------------------------
-
-    def _coordinator(self) -> Coordinator:
-        job, policy = self._setup.job, self._setup.policy
+    async def _open_coordinator(self) -> Coordinator:
+        """What the hosts agree through: in this process for a single one, else etcd, its member here started first."""
+        setup, job = self._setup, self._setup.job
         if len(job.hosts) == 1:
             return MemoryCoordinator(self._clock.monotonic)
-        if policy.coordination.endpoints != "embedded":
-            return EtcdCoordinator(tuple(policy.coordination.endpoints))
-        first = self._setup.options.coordinator or job.hosts[0]
-        return EtcdCoordinator((f"http://{first}:{policy.coordination.port}",))
-
-    async def _start_etcd(self) -> None:
-        """Have init start the etcd member, unless the one that a former agent had started still runs."""
-        job, port = self._setup.job, self._setup.policy.coordination.port
-        if "etcd" in self._init.state.companions:
-            return
-        scratch, token = self._setup.places.scratch, uuid.uuid4().hex
-        try:
-            scratch.mkdir(parents=True, exist_ok=True)  # etcd's log lies here, before the first worker asks for it
-            discard_data_dir(scratch)
-            data_dir = choose_data_dir(f"{DATA_PREFIX}{token[:8]}", scratch)
-            note_data_dir(scratch, data_dir)
-        except OSError as error:
-            raise unusable_scratch(error) from error
-        try:
-            binary = find_etcd(self._setup.environment.get("PATH"))
-        except EtcdMissing as error:
-            raise QuorumError(str(error)) from error
-        address = self._setup.options.coordinator or job.address
-        spec = MemberSpec(job.host, address, port, port + 1, data_dir, scratch / "etcd.log", token)
-        command = plan_member(binary, spec)
-        self.log(f"etcd on {command.endpoint}, data in {data_dir}")
-        await self._init.companion("etcd", command.argv, command.env, str(command.log_path))
+        external = setup.policy.coordination.endpoints
+        site = Site(
+            job,
+            setup.policy.coordination.port,
+            setup.options.etcd,
+            setup.places.scratch,
+            setup.environment.get("PATH"),
+            () if external == "embedded" else tuple(external),
+        )
+        coordinator = EtcdCoordinator(site.urls(job.etcd_hosts), idle_s=_WATCH_IDLE_S)
+        self._members = Members(site, coordinator, self._init, self.log)
+        await self._members.start()
+        return coordinator
 
 
 def make_launcher(setup: Setup, link: WorkerLink, log: Callable[[str], None]) -> Launcher:

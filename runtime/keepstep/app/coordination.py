@@ -20,6 +20,11 @@ _READ_AGAIN_S = 0.5
 _REVOKE_S = 1.0
 
 
+def prefix_of(job: str) -> str:
+    """What the keys of a job begin with."""
+    return f"/keepstep/{job}/"
+
+
 class Coordination:
     """One node's dealings with the coordinator; each failure to reach it is an event, none is an end."""
 
@@ -32,7 +37,7 @@ class Coordination:
         log: Callable[[str], None],
     ) -> None:
         self._coordinator, self._clock, self._post, self._log = coordinator, clock, post, log
-        self.prefix = f"/keepstep/{job}/"
+        self.prefix = prefix_of(job)
         self._held: int | None = None
 
     async def hold_lease(self, action: a.GrantLease) -> None:

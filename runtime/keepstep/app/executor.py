@@ -19,12 +19,15 @@ from keepstep.adapters.processes import ExitStatus, ProcessHost, StopTimeout
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.app.coordination import Coordination
 from keepstep.app.launching import Launcher
+from keepstep.app.members import Members
 from keepstep.app.storing import Storing
 from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.events import Event, FirstError, SlabSeal
 from keepstep.ports import MetricsSink
 from keepstep_worker.wire import Seal
+
+_JOIN_AGAIN_S = 5.0
 
 Post = Callable[[Event], None]
 
@@ -44,6 +47,8 @@ class Tools:
     init: InitLink
     metrics: MetricsSink
     clock: Clock
+    members: Members | None = None
+    """None where there is a single host, which needs no etcd."""
 
 
 class Executor:
@@ -52,7 +57,7 @@ class Executor:
     def __init__(self, post: Post, tasks: asyncio.TaskGroup, tools: Tools) -> None:
         self._post, self._tasks = post, tasks
         self._launcher, self._storing, self._metrics = tools.launcher, tools.storing, tools.metrics
-        self._init, self._clock = tools.init, tools.clock
+        self._init, self._clock, self._members = tools.init, tools.clock, tools.members
         self._link: WorkerLink = tools.launcher.link
         coordination, storing = tools.coordination, tools.storing
         self._processes = ProcessHost(self._exited)
@@ -76,6 +81,8 @@ class Executor:
             a.CommitCheckpoint: lambda x: self._spawn(storing.commit(x)),
             a.ReadHead: lambda x: self._spawn(storing.read_head(x)),
             a.FetchSnapshot: lambda x: self._spawn(storing.fetch(x, self._link)),
+            a.JoinEtcd: lambda x: self._spawn(self._join_etcd(x)),
+            a.UseEtcd: lambda x: self._members.use(x.hosts) if self._members is not None else None,
             a.SweepStore: lambda x: self._spawn(storing.sweep()),
             a.Report: self._report,
             a.WriteFailure: lambda x: self._launcher.write_failure(x.text),
@@ -93,6 +100,12 @@ class Executor:
             self._launcher.log(f"{error}")
         self._link.hang_up()
         await self._storing.close()
+
+    async def _join_etcd(self, action: a.JoinEtcd) -> None:
+        assert self._members is not None, "only jobs that keep an etcd ask for it"
+        wrong = await self._members.join(action.leaving, action.hosts)
+        event = e.OperationFailed(action.operation, wrong, _JOIN_AGAIN_S) if wrong else e.EtcdJoined(action.operation)
+        self._post(event)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.create_task(work)

@@ -56,6 +56,7 @@ class _Host:
     name: str
     folder: Path
     port_base: int
+    etcd_port: int
     process: asyncio.subprocess.Process | None = None
     exit_code: int | None = None
     worker_pid: int = 0
@@ -115,7 +116,6 @@ class Local:
     hosts: list[_Host] = field(default_factory=list)
     inflicted: list[tuple[str, float]] = field(default_factory=list)
     _locks: list[IO[str]] = field(default_factory=list)
-    _etcd_port: int = 0
     _stopping: bool = False
 
     async def run(self) -> int:
@@ -151,10 +151,9 @@ class Local:
                 (base / "input" / "config" / "resourceconfig.json").write_text(json.dumps(contract))
                 (base / "input" / "config" / "hyperparameters.json").write_text("{}")
                 (base / "input" / "config" / "inputdataconfig.json").write_text("{}")
-                self.hosts.append(_Host(name, base, self._port_block()))
+                self.hosts.append(_Host(name, base, self._port_block(), self._etcd_ports()))
         except OSError as error:
             raise ConfigError(str(error), "a folder that can be written", key="--out") from error
-        self._etcd_port = free_port_pair()
 
     def _port_block(self) -> int:
         """The first port of a block that no other run on this machine uses."""
@@ -170,6 +169,13 @@ class Local:
             self._locks.append(lock)
             return _PORTS_FROM + block * PORT_SPAN
         raise QuorumError(f"all {_PORT_BLOCKS} blocks of ports are taken", "end other local runs first")
+
+    def _etcd_ports(self) -> int:
+        """Two ports for a host's etcd, the first of which is returned."""
+        taken = {host.etcd_port + near for host in self.hosts for near in (-1, 0, 1)}
+        while (port := free_port_pair()) in taken:
+            pass
+        return port
 
     def _discard_etcd_data(self) -> None:
         """Give back the memory that etcd's data takes: on a machine of its own it would go with the container."""
@@ -191,7 +197,8 @@ class Local:
     async def _boot(self, host: _Host) -> int:
         process = await asyncio.create_subprocess_exec(
             *self.plan.wrap, sys.executable, "-P", "-m", "keepstep", "train",
-            "--base-dir", str(host.folder), "--address", "127.0.0.1", "--coordinator", "127.0.0.1",
+            "--base-dir", str(host.folder), "--address", "127.0.0.1",
+            *(word for each in self.hosts for word in ("--etcd", f"{each.name}=127.0.0.1:{each.etcd_port}")),
             "--port-base", str(host.port_base), "--scratch-dir", str(host.folder / "scratch"),
             "--policy", self.plan.policy, "--store", self.plan.store,
             *(word for override in self._overrides() for word in ("--set", override)),
@@ -212,7 +219,7 @@ class Local:
         return await process.wait()
 
     def _overrides(self) -> list[str]:
-        return [f"coordination.port={self._etcd_port}", "telemetry.listen=127.0.0.1:0", *self.plan.overrides]
+        return ["telemetry.listen=127.0.0.1:0", *self.plan.overrides]
 
     def _forward(self, number: int) -> None:
         """The run is interrupted: so is every host."""

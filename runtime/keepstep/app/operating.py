@@ -10,6 +10,7 @@ import getpass
 import json
 import tempfile
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from keepstep.adapters.clock import unix_time
 from keepstep.adapters.etcd import EtcdCoordinator
+from keepstep.app.coordination import prefix_of
 from keepstep.core.codec import Undecodable, decode_record, encode_record
 from keepstep.core.names import in_natural_order
 from keepstep.core.records import (
@@ -31,7 +33,7 @@ from keepstep.core.records import (
     StatusRecord,
 )
 from keepstep.errors import ConfigError, QuorumError
-from keepstep.ports import Coordinator, CoordinatorRefused, CoordinatorUnavailable
+from keepstep.ports import Coordinator, CoordinatorRefused, CoordinatorUnavailable, TlsFiles
 
 FILE = "coordination.json"
 _ORDER_LASTS_S = 900.0
@@ -80,8 +82,28 @@ def find_entry(at: Path | None) -> Entry:
 
 
 def open_coordinator(entry: Entry) -> Coordinator:
-    """A client of the job's etcd."""
-    return EtcdCoordinator(entry.endpoints)
+    """A client of the job's etcd, with the certificate of the node that left the entry."""
+    folder = entry.tls
+    tls = None if folder is None else TlsFiles(folder / "ca.pem", folder / "node.pem", folder / "node.key")
+    return EtcdCoordinator(entry.endpoints, tls=tls)
+
+
+def write_entry(scratch: Path, job: str, endpoints: Sequence[str], tls: Path | None) -> None:
+    """Leave the file behind by which an operator finds the job; only this user can read it.
+
+    Raises:
+        OSError: it can not be written.
+    """
+    entry = {
+        "job": job,
+        "prefix": prefix_of(job),
+        "endpoints": list(endpoints),
+        "tls": None if tls is None else str(tls),
+    }
+    new = scratch / f"{FILE}.new"
+    new.touch(mode=0o600)
+    new.write_text(json.dumps(entry), encoding="utf-8")
+    new.replace(scratch / FILE)
 
 
 class Operator:

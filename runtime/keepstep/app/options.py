@@ -19,7 +19,8 @@ class TrainOptions:
         overrides: knobs set one by one, as `checkpoint.every=2min`.
         store: a directory or s3://bucket/prefix.
         address: where the other hosts reach this one; the host's name by default.
-        coordinator: host that runs etcd as the others reach it; the first host's name by default.
+        etcd: address and client port of the etcd member of each host that has its own; by default a host's name,
+            and the policy's port.
         port_base: first port for workers.
         scratch_dir: folder for what need not outlive the container.
     """
@@ -29,7 +30,7 @@ class TrainOptions:
     overrides: tuple[str, ...]
     store: str | None
     address: str | None
-    coordinator: str | None
+    etcd: dict[str, tuple[str, int]]
     port_base: int
     scratch_dir: Path | None
     script: str | None
@@ -57,6 +58,14 @@ def find_base_dir(argv: list[str]) -> Path:
         return Path("/opt/ml")
 
 
+def _place(text: str) -> tuple[str, tuple[str, int]]:
+    host, _, place = text.partition("=")
+    address, _, port = place.rpartition(":")
+    if not host or not address or not port.isdecimal() or not 0 < int(port) < 65_535:
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted HOST=ADDRESS:PORT")
+    return host, (address, int(port))
+
+
 def parse_train_options(argv: list[str]) -> TrainOptions:
     """Read the words after `train`.
 
@@ -68,7 +77,7 @@ def parse_train_options(argv: list[str]) -> TrainOptions:
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KNOB=VALUE")
     parser.add_argument("--store")
     parser.add_argument("--address")
-    parser.add_argument("--coordinator")
+    parser.add_argument("--etcd", action="append", default=[], type=_place, metavar="HOST=ADDRESS:PORT")
     parser.add_argument("--port-base", type=int, default=20000)
     parser.add_argument("--scratch-dir", type=Path)
     parser.add_argument("--entry")
@@ -82,7 +91,7 @@ def parse_train_options(argv: list[str]) -> TrainOptions:
         overrides=tuple(found.overrides),
         store=found.store,
         address=found.address,
-        coordinator=found.coordinator,
+        etcd=dict(found.etcd),
         port_base=found.port_base,
         scratch_dir=found.scratch_dir,
         script=script,

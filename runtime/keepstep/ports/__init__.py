@@ -39,6 +39,9 @@ from keepstep.ports.store import (
 from keepstep.ports.telemetry import (
     MetricsSink,
 )
+from keepstep.ports.trust import (
+    TlsFiles,
+)
 
 __all__ = [
     "ChecksumMismatch",
@@ -62,5 +65,6 @@ __all__ = [
     "StoreError",
     "StoreRefused",
     "StoreUnavailable",
+    "TlsFiles",
     "WatchLost",
 ]

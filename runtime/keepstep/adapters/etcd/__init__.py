@@ -1,8 +1,8 @@
 """The coordinator of jobs with more than one host: etcd 3.4 or later, through its JSON gateway.
 
-What lives here: blocking calls to one of several endpoints (`gateway`), the port itself (`coordinator`) and the watch
-(`watch`). What must never enter: a decision about leases, leaders or generations, or the starting of etcd itself
-(that is `keepstep.adapters.etcd_member`). Start reading at `coordinator`.
+What lives here: blocking calls to one of several endpoints (`gateway`), the port itself (`coordinator`), the watch
+(`watch`) and etcd's own membership (`members`). What must never enter: a decision about leases, leaders or generations,
+or the starting of etcd itself (that is `keepstep.adapters.etcd_member`). Start reading at `coordinator`.
 
 etcd3gw carries the requests; its own watcher is not used, since it can neither reconnect, nor tell a compacted
 history, nor be given a timeout.
@@ -11,5 +11,7 @@ history, nor be given a timeout.
 from __future__ import annotations
 
 from keepstep.adapters.etcd.coordinator import EtcdCoordinator
+from keepstep.adapters.etcd.gateway import Endpoints
+from keepstep.adapters.etcd.members import EtcdMembers
 
-__all__ = ["EtcdCoordinator"]
+__all__ = ["Endpoints", "EtcdCoordinator", "EtcdMembers"]

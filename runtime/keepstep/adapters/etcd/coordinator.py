@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from keepstep.adapters.etcd.gateway import Gateway, Json, Request, decode, encode, key_values, prefix_range
+from keepstep.adapters.etcd.gateway import Endpoints, Gateway, Json, Request, decode, encode, key_values, prefix_range
 from keepstep.adapters.etcd.watch import EtcdWatch
-from keepstep.ports import CoordinatorUnavailable, KeyValue, LeaseGone
+from keepstep.ports import CoordinatorUnavailable, KeyValue, LeaseGone, TlsFiles
 
 _BULK_THREADS = 3
 _MARKER_ATTEMPTS = 3
@@ -31,7 +31,7 @@ _MARKER_ATTEMPTS = 3
 class _Lane:
     """A bounded pool of threads, each request with a connection that no other request uses meanwhile."""
 
-    def __init__(self, name: str, threads: int, endpoints: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, name: str, threads: int, endpoints: Endpoints, timeout_s: float) -> None:
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._idle = deque(Gateway(endpoints, timeout_s) for _ in range(threads))
 
@@ -62,6 +62,7 @@ class EtcdCoordinator:
         self,
         endpoints: Sequence[str],
         *,
+        tls: TlsFiles | None = None,
         timeout_s: float = 2.0,
         idle_s: float = 10.0,
         marker_key: str = "/keepstep/.cluster",
@@ -70,13 +71,12 @@ class EtcdCoordinator:
 
         Args:
             endpoints: client URLs of the members, tried in turn.
+            tls: what https endpoints are asked with.
             timeout_s: seconds after which a request counts as unanswered, over all endpoints.
             idle_s: seconds of silence after which a watch makes sure that it still hears the right etcd.
             marker_key: the key of the marker, outside of every prefix that is read or watched.
         """
-        if not endpoints:
-            raise ValueError("etcd needs at least one endpoint")
-        self._endpoints = tuple(endpoints)
+        self._endpoints = Endpoints(endpoints, tls)
         self._timeout_s = timeout_s
         self._idle_s = idle_s
         self._marker_key = marker_key
@@ -85,6 +85,10 @@ class EtcdCoordinator:
         self._bulk = _Lane("etcd-bulk", _BULK_THREADS, self._endpoints, timeout_s)
         self._watches: set[EtcdWatch] = set()
         self._closed = False
+
+    def use(self, endpoints: Sequence[str]) -> None:
+        """Ask these endpoints from the next request on; they are of the same etcd."""
+        self._endpoints.use(endpoints)
 
     async def grant(self, ttl_s: float) -> int:
         # Repeatable: a lease whose number got lost runs out by itself.

@@ -15,7 +15,7 @@ import urllib3
 from etcd3gw import Etcd3Client
 from etcd3gw.exceptions import Etcd3Exception
 
-from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable, KeyValue, LeaseGone
+from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable, KeyValue, LeaseGone, TlsFiles
 
 Json = dict[str, Any]
 
@@ -49,19 +49,45 @@ class _Transport(requests.adapters.HTTPAdapter):
         super().init_poolmanager(connections, maxsize, block=block, socket_options=_SOCKET_OPTIONS, **more)
 
 
+class Endpoints:
+    """Where etcd is. It may change: whoever holds this asks at the new ones from the next request on."""
+
+    def __init__(self, urls: Sequence[str], tls: TlsFiles | None = None) -> None:
+        """Check the URLs, such as http://10.0.0.1:2379, at least one; `tls` is what https ones are asked with."""
+        self.tls = tls
+        self.use(urls)
+
+    def use(self, urls: Sequence[str]) -> None:
+        """Ask these from now on."""
+        if not urls:
+            raise ValueError("etcd needs at least one endpoint")
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"not an etcd endpoint: {url!r}; wanted is http://HOST:PORT")
+        self.urls = tuple(urls)
+
+
 class Gateway:
     """Requests to whichever endpoint answers, the last good one first. For one thread at a time."""
 
-    def __init__(self, endpoints: Sequence[str], timeout_s: float) -> None:
-        """Prepare clients without connecting.
-
-        Args:
-            endpoints: URLs such as http://10.0.0.1:2379, at least one.
-            timeout_s: seconds that all attempts together may take.
-        """
-        self._clients = [_client(endpoint) for endpoint in endpoints]
-        self._attempt_s = timeout_s / len(self._clients)
+    def __init__(self, endpoints: Endpoints, timeout_s: float) -> None:
+        """Prepare clients without connecting; `timeout_s` bounds all attempts together."""
+        self._endpoints, self._timeout_s = endpoints, timeout_s
+        self._urls: tuple[str, ...] = ()
+        self._clients: list[Etcd3Client] = []
+        self._attempt_s = timeout_s
         self._preferred = 0
+        self._follow()
+
+    def _follow(self) -> None:
+        """Have a client for each endpoint as they are now."""
+        urls = self._endpoints.urls
+        if urls != self._urls:
+            self.close()
+            self._clients = [_client(url, self._endpoints.tls) for url in urls]
+            self._urls, self._preferred = urls, 0
+            self._attempt_s = self._timeout_s / len(urls)
 
     def call(self, request: Request, left_s: Callable[[], float]) -> Json:
         """Send the request until an endpoint answers, as long as `left_s` says that there is time.
@@ -71,9 +97,10 @@ class Gateway:
             CoordinatorRefused: the request is not acceptable.
             LeaseGone: the lease that it names does not exist.
         """
-        failures = []
+        self._follow()
+        failures, first = [], self._preferred
         for turn in range(len(self._clients)):
-            index = (self._preferred + turn) % len(self._clients)
+            index = (first + turn) % len(self._clients)
             client = self._clients[index]
             patience_s = min(self._attempt_s, left_s()) / 2  # once to connect, once to read
             if patience_s <= 0:
@@ -85,6 +112,7 @@ class Gateway:
             except (Etcd3Exception, requests.RequestException) as error:
                 _raise_if_final(error)
                 failures.append(f"{client.base_url}: {_describe(error)}")
+                self._preferred = (index + 1) % len(self._clients)  # or every request would begin with a dead one
                 if request.repeatable or _never_sent(error):
                     continue
                 break
@@ -98,12 +126,14 @@ class Gateway:
         Raises:
             CoordinatorUnavailable: it could not be opened.
         """
+        self._follow()
         client = self._clients[self._preferred]
         try:
             response: requests.Response = client.session.post(
                 client.get_url(path), json=body, stream=True, timeout=(self._attempt_s / 2, idle_s)
             )
         except requests.RequestException as error:
+            self._preferred = (self._preferred + 1) % len(self._clients)
             raise CoordinatorUnavailable(f"{client.base_url}: {error}") from error
         if response.status_code != requests.codes["ok"]:
             text = response.text
@@ -116,12 +146,13 @@ class Gateway:
             client.session.close()
 
 
-def _client(endpoint: str) -> Etcd3Client:
+def _client(endpoint: str, tls: TlsFiles | None) -> Etcd3Client:
     url = urlsplit(endpoint)
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise ValueError(f"not an etcd endpoint: {endpoint!r}; wanted is http://HOST:PORT")
     session = requests.Session()
     session.trust_env = False  # a proxy meant for the internet must not come between the hosts of a job
+    session.mount(f"{url.scheme}://", _Transport(pool_connections=1, pool_maxsize=1))
+    if tls is not None:
+        session.verify, session.cert = str(tls.ca), (str(tls.cert), str(tls.key))
     return Etcd3Client(host=url.hostname, port=url.port or 2379, protocol=url.scheme, api_path="/v3/", session=session)
 
 
