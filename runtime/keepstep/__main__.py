@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 
-COMMANDS = frozenset(
-    {"local", "policy", "replay", "simulate", "checkpoint", "status", "doctor", "--help", "-h", "--version"}
-)
+COMMANDS = frozenset({
+    "local", "policy", "replay", "simulate", "checkpoint", "doctor",
+    "status", "drain", "restart", "cordon", "uncordon",
+    "--help", "-h", "--version",
+})  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from keepstep import __main__, __version__, init
+from keepstep.app import cli
 
 HEAVY = {
     "asyncio",
@@ -21,6 +22,11 @@ HEAVY = {
     "yaml",
     "keepstep.app",
 }
+
+
+def test_every_command_of_the_cli_reaches_it():
+    (choices,) = [action.choices for action in cli._parser()._actions if action.choices]
+    assert set(choices) - {"train"} <= __main__.COMMANDS
 
 
 @pytest.mark.parametrize(
