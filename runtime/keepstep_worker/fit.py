@@ -7,6 +7,13 @@ A *step* is a batch, counted over all fits. A *position* says which fit, epoch a
 fit starts in the position's epoch: Keras's loop runs over the batches that were trained before, but reads them only,
 and the callbacks hear nothing; at the last of them the state is put back. What is built lazily is built by then: the
 first of those batches is trained where variables are still wanting, and what that did is overwritten.
+
+In a world of another size than the one that saved, a rank's own state is as `Run.track` has it, and the position is
+put into this world's batches (`training.convert_position`). Batch and learning rate are the script's: nothing tells
+which of them it has derived from the world already, and the learning rate is part of the optimizer's state, so a fit
+is scaled by nobody. For the policy's `keep_global`, give `fit` the same global batch in every world (`tf.distribute`
+splits it), for `keep_local` one of a size times `strategy.num_replicas_in_sync`; what a callback may then multiply the
+full world's learning rate with is `keepstep_worker.join().learning_rate_scale`.
 """
 
 from __future__ import annotations
@@ -147,8 +154,12 @@ class Fit:
         self._states = fit_state.CallbackStates(self._callbacks.callbacks)
         self._execution_steps = self.flavour.execution_steps(self._model)
         params = self._callbacks.params or {}
-        self._batches = int(params.get("steps") or 0)
-        last_step = self.begun + self._batches * (int(params.get("epochs") or 1) - self._first_epoch)
+        self._batches, epochs = int(params.get("steps") or 0), int(params.get("epochs") or 1)
+        begun = self.begun - self._batches * self._first_epoch
+        if self.resume is not None:
+            self.resume = self.training.in_this_world(self.resume, self._batches, self._execution_steps)
+            begun = self.resume.step - self.resume.batch - self._batches * self.resume.epoch
+        last_step = begun + self._batches * epochs
         self.training.session.join(self.flavour.kind, last_step if self._batches else 0)
         if self.resume is not None and getattr(self._model, "_initial_epoch", None):
             self._model._initial_epoch = self.resume.epoch  # what Keras's own BackupAndRestore found is older
@@ -186,8 +197,7 @@ class Fit:
         call()
 
     def on_test_batch_begin(self, call: Callable[[], None], batch: int, logs: Any = None) -> None:
-        session = self.training.session
-        session._hold(session.completed_step + 1)
+        self.training.session.hold()
         call()
 
     def on_test_end(self, call: Callable[[], None], logs: Any = None) -> None:
@@ -226,7 +236,7 @@ class Fit:
 
     def give_back(self, record: dict[str, Any]) -> Any:
         """Return the History of this fit, which finished before the restart, without training again."""
-        training, arguments = self.training, self._bound.arguments
+        training, arguments, begun_ns = self.training, self._bound.arguments, time.monotonic_ns()
         view, position = training.view, training.position
         assert view is not None and position is not None, "what finished before was saved"
         if not any(map(self._is_own, view.places)):
@@ -247,9 +257,10 @@ class Fit:
         self._model.history = history
         fit_state.restore_random_state(record["random"])
         if self.ordinal == position.fit:
+            training.restore_random_state()
             training.step, training.view = position.step, None
             training.session.join(self.flavour.kind, position.step)
-            training.session.restoration_done(position.step)
+            training.session.restoration_done(position.step, begun_ns)
             training.session.finish()
         return history
 
@@ -270,6 +281,7 @@ class Fit:
             "random": fit_state.random_state(),
         })  # fmt: skip
         self._finished = True
+        self.training.step = self.training.session.leave_step()  # data of unknown size ends in a step that it enters
         self.training.session.finish()
         return history
 
@@ -279,7 +291,7 @@ class Fit:
         named = [*training.named(), *((_random(name), each) for name, each in self.flavour.generators().items())]
         callbacks, arrays = self._states.save()
         python = {
-            "random": fit_state.random_state(),
+            "world_size": training.session.identity.world_size,
             "callbacks": callbacks,
             "logs": fit_state.plain_logs(self._logs),
             "stop": bool(getattr(self._model, "stop_training", False)),
@@ -290,6 +302,7 @@ class Fit:
         tensors = tensors_of(named)
         tensors.append(training.blobs.tensor(POSITION, codec.dumps(tuple(position))))
         tensors.append(training.blobs.tensor(PYTHON, codec.dumps(python)))
+        tensors.append(training.blobs.tensor(fit_state.RANDOM, codec.dumps(fit_state.random_state())))
         tensors.append(training.fits_tensor())
         tensors += [fit_state.array_tensor(key, array) for key, array in arrays.items()]
         return [self._held.get(tensor.key, tensor) for tensor in tensors]
@@ -326,9 +339,9 @@ class Fit:
         self._states.restore(python["callbacks"], lambda key: view.array(key).copy())
         self._logs, self._model.stop_training = python["logs"], python["stop"]
         training.step, self._batch = position.step, position.batch
+        training.restore_random_state()
         self.resume = training.view = None
-        fit_state.restore_random_state(python["random"])
-        training.session.restoration_done(position.step)
+        training.session.restoration_done(position.step, self._read_begun_ns)
         seconds = (time.monotonic_ns() - self._read_begun_ns) / 1e9
         where = f"fit {position.fit}, epoch {position.epoch}, batch {position.batch}"
         print(f"keepstep: on from step {position.step} ({where}), data read again in {seconds:.3f} s", file=sys.stderr)

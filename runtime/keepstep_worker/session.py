@@ -123,11 +123,17 @@ class Session:
         except SlabError as error:
             raise RestoreError(f"slab {slab}, sealed for step {step}: {error}") from error
 
-    def restoration_done(self, step: int) -> None:
-        """Declare that the script's state is that of `step`."""
+    def restoration_done(self, step: int, begun_ns: int | None = None) -> None:
+        """Declare that the script's state is that of `step`.
+
+        Args:
+            step: the newest completed step.
+            begun_ns: when putting it back began, monotonic nanoseconds; None where `restored()` was called for that.
+        """
         self.entered_step = self.completed_step = self._sealed_step = step
         self._publish()
-        seconds = (time.monotonic_ns() - self._restore_begun_ns) / 1e9
+        begun_ns = self._restore_begun_ns if begun_ns is None else begun_ns
+        seconds = (time.monotonic_ns() - begun_ns) / 1e9
         self._send({"kind": "restored", "step": step, "seconds": round(seconds, 6)})
 
     def set_provider(self, provider: Provider | None) -> None:
@@ -182,6 +188,30 @@ class Session:
         every = orders.snapshot_every
         if every > 0 and step // every > previous // every:
             self._snapshot(forced=False)
+
+    def hold(self) -> None:
+        """Wait where the agent wants it, before something that takes long and is no step."""
+        self._hold(self.completed_step + 1)
+
+    def leave_step(self) -> int:
+        """Declare that the step which was entered, if any, will not be executed: there was nothing left to do in it.
+
+        Where the agent has been told of it already, all may have been ordered to stop at this very step; then it
+        counts as completed, with nothing done in it.
+
+        Returns:
+            The completed step.
+        """
+        entered, self.entered_step = self.entered_step, self.completed_step
+        self._publish()
+        orders = self._orders()  # read after publishing, so that a later hold finds the step gone
+        while orders.hold and orders.drain_step == 0 and entered > self.completed_step:
+            self._wait()
+            orders = self._orders()
+        if orders.hold and orders.drain_step == entered > self.completed_step:
+            self.entered_step = self.completed_step = entered
+            self._publish()
+        return self.completed_step
 
     def finish(self, whole: bool = True) -> None:
         """Declare that there will be no further step: seal the last one, then let the script run on to its end.

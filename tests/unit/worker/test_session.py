@@ -279,3 +279,66 @@ def test_without_an_environment_there_is_no_session(monkeypatch):
     for name in ("KEEPSTEP_WIRE_FD", "KEEPSTEP_SOCKET_FD"):
         monkeypatch.delenv(name, raising=False)
     assert Session.current() is None
+
+
+def test_a_step_that_turns_out_not_to_be_one_is_taken_back(agent):
+    session = agent.session()
+    train(agent, State(session), 1, 2)
+    session.enter_step(3)
+    assert session.leave_step() == 2
+    progress = agent.wire.read_progress()
+    assert (progress.entered_step, progress.completed_step) == (2, 2)
+    assert session.leave_step() == 2
+
+
+@pytest.mark.parametrize(("drain_step", "completed"), [(3, 3), (2, 2)])
+def test_where_all_are_to_stop_at_a_step_that_is_none_it_counts_as_completed(agent, drain_step, completed):
+    """The agent has read that step 3 was entered, and waits for the others, when it turns out that there is none."""
+    session = agent.session()
+    train(agent, State(session), 1, 2)
+    session.enter_step(3)
+    agent.order(hold=1)
+    left: list[int] = []
+    worker = threading.Thread(target=lambda: left.append(session.leave_step()))
+    worker.start()
+    eventually(lambda: agent.wire.read_progress().entered_step == 2)
+    assert worker.is_alive()
+    agent.order(drain_step=drain_step)
+    worker.join(20)
+    assert left == [completed]
+    progress = agent.wire.read_progress()
+    assert (progress.entered_step, progress.completed_step) == (completed, completed)
+
+
+def test_a_hold_that_is_lifted_lets_a_step_that_is_none_go(agent):
+    session = agent.session()
+    session.enter_step(1)
+    agent.order(hold=1)
+    left: list[int] = []
+    worker = threading.Thread(target=lambda: left.append(session.leave_step()))
+    worker.start()
+    eventually(lambda: agent.wire.read_progress().entered_step == 0)
+    agent.order(hold=0)
+    worker.join(20)
+    assert left == [0]
+
+
+def test_what_is_no_step_waits_where_the_agent_holds(agent):
+    session = agent.session()
+    session.hold()
+    agent.order(hold=1)
+    worker = threading.Thread(target=session.hold)
+    worker.start()
+    worker.join(0.05)
+    assert worker.is_alive()
+    agent.order(drain_step=1)
+    worker.join(20)
+    assert not worker.is_alive()
+
+
+def test_the_time_that_a_restoration_took_is_counted_from_where_it_is_said_to_have_begun(agent):
+    session = agent.session()
+    session.restoration_done(0, time.monotonic_ns() - 3_600_000_000_000)
+    assert 3600 <= agent.wait_for("restored")["seconds"] < 7200
+    session.restoration_done(0)
+    assert agent.wait_for("restored", 2)["seconds"] < 3600
