@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
-from keepstep_worker import codec
+from keepstep_worker import codec, newcomer
 from keepstep_worker.slab import DTYPES, LOCAL, Tensor, fill, size_bytes
+
+RANDOM = LOCAL + "keepstep/random"
+"""The key of the states of the process's own generators."""
 
 _FUNCTION = "keepstep.function"
 _ARRAY = "keepstep.array"
@@ -41,8 +44,14 @@ def random_state() -> dict[str, Any]:
     return state
 
 
-def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Set the generators to what `random_state` returned."""
+def restore_random_state(state: Mapping[str, Any], split_by: int | None = None) -> None:
+    """Set the generators to what `random_state` returned, or to streams of their own that begin there.
+
+    Args:
+        state: of the generators.
+        split_by: the rank to fold into them; None goes on with the very same streams. A generator of NumPy that is not
+            its default one (MT19937) can not be split, and is set as it was.
+    """
     import numpy
 
     random.setstate(_unpack(state["python"]))
@@ -50,6 +59,14 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     generator = _context_generator()
     if generator is not None and "tensorflow" in state:
         generator.setstate(_unpack(state["tensorflow"]))
+    if split_by is None:
+        return
+    seeds = {name: newcomer.fold(codec.dumps(each), split_by, 32) for name, each in state.items()}
+    random.seed(seeds["python"])
+    if state["numpy"]["bit_generator"] == "MT19937":
+        numpy.random.seed(numpy.frombuffer(seeds["numpy"], "uint32"))
+    if generator is not None and "tensorflow" in state:
+        generator.seed(seeds["tensorflow"])
 
 
 def _context_generator() -> random.Random | None:

@@ -11,14 +11,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from keepstep_worker import codec, fit_state
+from keepstep_worker import codec, fit_state, newcomer
 from keepstep_worker import variables as state
 from keepstep_worker.dataset import Dataset, Shard
 from keepstep_worker.identity import KEEP_LOCAL
 from keepstep_worker.session import RestoreError, Session, StepTimes
 from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, SlabView, Tensor
-
-_RANDOM_KEY = f"{LOCAL}keepstep/random"
 
 
 def join() -> Run:
@@ -120,6 +118,14 @@ class Run:
         optimizers are replicated; all other variables, data positions and the random states of Python and NumPy are
         local to the rank.
 
+        In a world of another size than the one that saved, replicated state is put back as ever, and a rank that the
+        saved world had finds its own local state. A rank that it did not have finds the mean over the saved ranks in
+        floating-point variables (statistics of BatchNorm, metrics), rank 0's state in everything else, and data
+        positions, which are equal on all ranks. Random generators in which the saved ranks differed get streams of
+        the new rank's own, derived from rank 0's state and the rank; those that were in the same state on all saved
+        ranks are shared with the new one (see `keepstep_worker.newcomer`). A NumPy generator of another kind than
+        MT19937 goes on as rank 0's.
+
         Args:
             things: models, layers, tf.Modules, optimizers, variables, tf.random.Generators, datasets, and objects with
                 `state()` and `set_state(state)`, whose state is made of numbers, strings, arrays and collections.
@@ -133,6 +139,7 @@ class Run:
             raise RuntimeError("track() was called before: name everything in one call")
         self._tracked = True
         named: list[state.Named] = []
+        generators: list[str] = []
         taken: set[str] = set()
         trainable = [variable for thing in things.values() for variable in getattr(thing, "trainable_variables", ())]
         for name, thing in sorted(things.items(), key=lambda item: _is_optimizer(item[1])):
@@ -144,7 +151,8 @@ class Run:
                     raise ValueError(f"{name} has no variables yet: build it before track()")
                 named += state.name_model(name, thing, taken)
             elif hasattr(thing, "make_seeds") and hasattr(thing, "state"):
-                named.append((f"{LOCAL}{name}/state", thing.state))
+                generators.append(f"{LOCAL}{name}/state")
+                named.append((generators[-1], thing.state))
             elif hasattr(thing, "assign"):
                 kind = REPLICATED if getattr(thing, "trainable", False) else LOCAL
                 named.append((f"{kind}{name}", thing))
@@ -154,7 +162,7 @@ class Run:
                 raise TypeError(f"{name} is a {type(thing).__name__}, which can not be tracked")
         if self._session is not None:
             self._tensors = state.tensors_of(named)
-            self._restore(self._session, named)
+            self._restore(self._session, named, generators)
             self._session.set_provider(self._collect)
             self._session.announce()
 
@@ -185,16 +193,18 @@ class Run:
 
     def _collect(self) -> list[Tensor]:
         blobs = [self._blobs.tensor(key, codec.dumps(thing.state())) for key, thing in self._stateful.items()]
-        return [*self._tensors, *blobs, self._blobs.tensor(_RANDOM_KEY, codec.dumps(fit_state.random_state()))]
+        return [*self._tensors, *blobs, self._blobs.tensor(fit_state.RANDOM, codec.dumps(fit_state.random_state()))]
 
-    def _restore(self, session: Session, named: list[state.Named]) -> None:
+    def _restore(self, session: Session, named: list[state.Named], generators: list[str]) -> None:
         view = session.restored()
         if view is None:
             return
-        state.assign(view, named, [*self._stateful, _RANDOM_KEY])
+        view = newcomer.split_streams(view, self.rank, generators)
+        state.assign(view, named, [*self._stateful, fit_state.RANDOM])
         for key, thing in self._stateful.items():
             thing.set_state(_load(view, key))
-        fit_state.restore_random_state(_load(view, _RANDOM_KEY))
+        split_by = newcomer.rank_to_fold(view, fit_state.RANDOM, self.rank)
+        fit_state.restore_random_state(_load(view, fit_state.RANDOM), split_by)
         self.step = view.step
         session.restoration_done(view.step)
 

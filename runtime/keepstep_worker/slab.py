@@ -17,7 +17,7 @@ import mmap
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple
 
 REPLICATED = "replicated/"
@@ -254,12 +254,14 @@ class SlabView:
         step: the completed step whose state it holds.
         places: where each tensor lies, by key, in file order.
         metadata: strings from the header.
+        replaced: bytes to read instead of the file's, by key.
     """
 
     step: int
     places: dict[str, Place]
     metadata: dict[str, str]
     memory: memoryview
+    replaced: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def open(cls, fd: int, length_bytes: int, step: int) -> SlabView:
@@ -285,6 +287,8 @@ class SlabView:
 
     def raw(self, key: str) -> memoryview:
         """Return a tensor's bytes, read-only, without a copy."""
+        if key in self.replaced:
+            return memoryview(self.replaced[key])
         place = self.places[key]
         return self.memory[place.begin : place.end]
 

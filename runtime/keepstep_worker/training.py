@@ -6,9 +6,9 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
-from keepstep_worker import codec
+from keepstep_worker import codec, fit_state, newcomer
 from keepstep_worker.session import RestoreError, Session
-from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, Tensor
+from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, SlabView, Tensor
 from keepstep_worker.variables import Named, name_variables
 
 POSITION = REPLICATED + "keepstep/position"
@@ -38,6 +38,39 @@ class Position(NamedTuple):
     begun: int
     size: int
     finished: bool
+
+
+def convert_position(position: Position, worlds: tuple[int, int], size: int, execution_steps: int) -> Position:
+    """Return where a world of another size than the one that saved goes on in an epoch.
+
+    Nothing changes where an epoch has as many batches as before: then the script's global batch does not depend on the
+    world, and each batch is the same samples. Where a batch grows and shrinks with the world, the same part of the
+    epoch counts as trained, down to the end of a batch: none of the epoch's samples is left out, and those of less
+    than a batch (of one execution, where a call of the train function takes several) may be trained a second time.
+    `run.dataset` is exact instead.
+
+    Args:
+        position: as it was saved.
+        worlds: number of ranks that saved it (0 where that is not known), and of this world.
+        size: batches in an epoch now, 0 where that is not known.
+        execution_steps: batches that one call of the train function takes.
+
+    Raises:
+        RestoreError: it lies in the middle of an epoch, of which it is not known how many batches it has.
+    """
+    saved_by, world_size = worlds
+    if saved_by in (0, world_size) or position.finished:
+        return position
+    if position.batch and not (position.size and size):
+        raise RestoreError(
+            f"step {position.step}, batch {position.batch} of epoch {position.epoch}, was saved by {saved_by} ranks;"
+            f" for {world_size} it can not be told where that is in data of unknown size: give fit steps_per_epoch,"
+            " or data that knows its size (tf.data.experimental.assert_cardinality)"
+        )
+    if position.batch == 0 or size == position.size:
+        return position._replace(size=size)  # the saved size may be that of smaller or larger batches
+    batch = position.batch * size // position.size
+    return position._replace(batch=batch - batch % execution_steps, size=size)
 
 
 class Flavour(Protocol):
@@ -80,6 +113,7 @@ class Training:
         fits: what is kept of each finished fit.
         models: the models that were fitted, in the order of their first fit, with their flavours.
         view: the state to go on from, None on a fresh start and once it was put back.
+        saved_by: number of ranks of the world that saved it; 0 where that is not known.
     """
 
     def __init__(self, session: Session) -> None:
@@ -93,14 +127,32 @@ class Training:
         self.fits: list[dict[str, Any]] = []
         self.models: list[tuple[weakref.ref[Any], Flavour]] = []
         self.blobs = Blobs()
-        self.view = session.restored()
+        self.view: SlabView | None = session.restored()
         self.position: Position | None = None
+        self.saved_by = 0
         self._fits_payload: tuple[int, bytes] = (-1, b"")
         if self.view is not None:
             if POSITION not in self.view:
                 raise RestoreError(f"the state of step {self.view.step} was saved by a loop of the script, not by fit")
+            self.view = newcomer.split_streams(self.view, session.identity.rank)
+            self.saved_by = int(codec.loads(self.view.blob(PYTHON)).get("world_size", 0))
             self.position = Position(*codec.loads(self.view.blob(POSITION)))
             self.fits = codec.loads(self.view.blob(FITS))
+
+    def restore_random_state(self) -> None:
+        """Set the process's own generators to what the state to go on from holds."""
+        assert self.view is not None, "it is put back only now"
+        rank = self.session.identity.rank
+        if fit_state.RANDOM in self.view:
+            split_by = newcomer.rank_to_fold(self.view, fit_state.RANDOM, rank)
+            fit_state.restore_random_state(codec.loads(self.view.blob(fit_state.RANDOM)), split_by)
+        else:  # as it was saved at first
+            fit_state.restore_random_state(codec.loads(self.view.blob(PYTHON))["random"])
+
+    def in_this_world(self, position: Position, size: int, execution_steps: int) -> Position:
+        """Return the saved position in this world's batches; see `convert_position`."""
+        worlds = self.saved_by, self.session.identity.world_size
+        return convert_position(position, worlds, size, execution_steps)
 
     @classmethod
     def current(cls) -> Training | None:

@@ -1,0 +1,68 @@
+"""Where a fit goes on in a world of another size than the one that saved."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep_worker.session import RestoreError
+from keepstep_worker.training import Position, convert_position
+
+
+def at(batch: int, size: int, **more: int) -> Position:
+    return Position(**{"fit": 0, "epoch": 3, "step": 40, "begun": 0, "finished": False, **more}, batch=batch, size=size)
+
+
+@pytest.mark.parametrize("worlds", [(2, 2), (0, 3)])
+@pytest.mark.parametrize("size", [0, 12, 18])
+def test_nothing_changes_in_the_same_world_or_where_it_is_not_known(worlds, size):
+    assert convert_position(at(5, 12), worlds, size, 1) == at(5, 12)
+    assert convert_position(at(5, 0), worlds, size, 1) == at(5, 0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "now", "execution_steps", "expected"),
+    [
+        (5, 12, 12, 1, 5),  # the global batch is the same in every world
+        (4, 12, 18, 1, 6),  # a third of the epoch, of smaller batches
+        (6, 18, 12, 1, 4),
+        (5, 12, 18, 1, 7),  # half a batch is trained again
+        (12, 12, 18, 1, 18),
+        (1, 12, 6, 1, 0),
+        (5, 12, 18, 3, 6),  # executions of three
+        (5, 12, 12, 3, 5),
+        (0, 12, 18, 1, 0),
+        (0, 12, 0, 1, 0),
+        (0, 0, 18, 1, 0),
+    ],
+)
+def test_the_same_part_of_the_epoch_counts_as_trained(batch, size, now, execution_steps, expected):
+    assert convert_position(at(batch, size), (3, 2), now, execution_steps) == at(expected, now)
+
+
+@pytest.mark.parametrize(("size", "now"), [(0, 18), (12, 0), (0, 0)])
+def test_the_middle_of_data_of_unknown_size_is_refused(size, now):
+    with pytest.raises(RestoreError, match=r"batch 5 of epoch 3, was saved by 3 ranks; for 2 it .* steps_per_epoch"):
+        convert_position(at(5, size), (3, 2), now, 1)
+
+
+def test_a_fit_that_has_returned_goes_on_nowhere():
+    assert convert_position(at(5, 0, finished=True), (3, 2), 0, 1) == at(5, 0, finished=True)
+
+
+@given(
+    samples=st.integers(1, 5000), local_batch=st.integers(1, 64), saved_by=st.integers(1, 8), now=st.integers(1, 8),
+    part=st.floats(0, 1), execution_steps=st.integers(1, 4),
+)  # fmt: skip
+def test_less_than_an_execution_is_trained_again_and_no_sample_is_left_out_of_batches_of_equal_size(
+    samples, local_batch, saved_by, now, part, execution_steps
+):
+    """Where the epoch is made of whole batches in both worlds."""
+    samples *= local_batch * saved_by * now
+    size, size_now = samples // (local_batch * saved_by), samples // (local_batch * now)
+    position = at(int(part * size), size)
+    found = convert_position(position, (saved_by, now), size_now, execution_steps)
+    trained, counted = position.batch * local_batch * saved_by, found.batch * local_batch * now
+    assert trained - execution_steps * local_batch * now < counted <= trained
+    assert found._replace(batch=0, size=0) == position._replace(batch=0, size=0)
