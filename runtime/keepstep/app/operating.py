@@ -182,7 +182,8 @@ def describe(records: list[Record]) -> dict[str, Any]:
     leader = next((r for r in records if isinstance(r, LeaderRecord)), None)
     etcd = next((r for r in records if isinstance(r, EtcdRecord)), None)
     nodes = {r.host: r for r in records if isinstance(r, NodeRecord)}
-    statuses = {r.host: r for r in records if isinstance(r, StatusRecord)}
+    number = 0 if generation is None else generation.number
+    statuses = {r.host: r for r in records if isinstance(r, StatusRecord) and r.generation == number}
     cordons = {r.host: r for r in records if isinstance(r, CordonRecord)}
     members = {} if generation is None else {m.host: rank for rank, m in enumerate(generation.members)}
     hosts = []

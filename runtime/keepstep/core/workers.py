@@ -59,7 +59,7 @@ def start(turn: Turn) -> None:
     turn.set(spawned=generation.number, spawns=state.spawns + 1, workers=(worker,), completed=step)
     turn.set(restore=None if slab is None or slab.seal is None else (slab.slab, slab.seal.step))
     write_orders(turn)
-    command, environment = plan_worker(state.job, generation, rank)
+    command, environment = plan_worker(state.job, generation, rank, state.policy.elastic)
     turn.do(
         StartWorker(worker_id, generation.number, rank, command, environment),
         Reason.WORKER_STARTS,
