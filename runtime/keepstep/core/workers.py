@@ -5,6 +5,7 @@ from __future__ import annotations
 from keepstep.core.actions import ClearSeal, FetchSnapshot, Measure, Report, StartWorker, StopWorker, WriteOrders
 from keepstep.core.causes import FailureCause
 from keepstep.core.checkpoints import free_slab_number, orders_for, reload_seals
+from keepstep.core.elastic import limits
 from keepstep.core.events import (
     CheckpointCorrupt,
     FirstStepCompleted,
@@ -59,7 +60,7 @@ def start(turn: Turn) -> None:
     turn.set(spawned=generation.number, spawns=state.spawns + 1, workers=(worker,), completed=step)
     turn.set(restore=None if slab is None or slab.seal is None else (slab.slab, slab.seal.step))
     write_orders(turn)
-    command, environment = plan_worker(state.job, generation, rank, state.policy.elastic)
+    command, environment = plan_worker(state.job, generation, rank, limits(turn)[1], state.policy.elastic.batch)
     turn.do(
         StartWorker(worker_id, generation.number, rank, command, environment),
         Reason.WORKER_STARTS,
