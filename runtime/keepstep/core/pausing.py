@@ -34,8 +34,8 @@ def proceed(turn: Turn, generation: GenerationRecord, statuses: dict[str, Status
     """Once every member has said which step its worker has entered, agree on the last of them."""
     target = _target(generation, statuses)
     if not generation.drain_step and target > _safe_step(turn, generation):
-        save = target if _is_saved(turn) else 0
-        record = evolve(generation, drain_step=target, save_step=save)
+        saves = turn.state.job.has_store and turn.state.store.available and not turn.state.store.refused
+        record = evolve(generation, drain_step=target, save_step=target if saves else 0)
         turn.put(record, Reason.DRAIN_AGREED, f"step {target}")
 
 
@@ -69,7 +69,3 @@ def _safe_step(turn: Turn, generation: GenerationRecord) -> int:
     """The step that the next generation can have without a pause."""
     started = generation.resume.step if generation.resume is not None else 0
     return max(durable_step(turn, generation), started)
-
-
-def _is_saved(turn: Turn) -> bool:
-    return turn.state.job.has_store and turn.state.store.available and not turn.state.store.refused
