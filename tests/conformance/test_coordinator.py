@@ -1,4 +1,4 @@
-"""What every coordinator promises, on the one in memory and on a real etcd."""
+"""What every coordinator promises, on the one in memory, on a real etcd and on one of three members."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from keepstep.adapters.coordinator_memory import MemoryCoordinator
 from keepstep.adapters.etcd import EtcdCoordinator
 from keepstep.ports import CoordinatorRefused, KeyEvent, KeyValue, LeaseGone, WatchLost
-from tests.support.etcd import EtcdServer
+from tests.support.etcd import EtcdCluster, EtcdServer
 
 P = "/keepstep/job/"
 
@@ -22,7 +22,13 @@ def etcd(tmp_path_factory):
         yield server
 
 
-@pytest.fixture(params=["memory", "etcd"])
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["memory", "etcd", "three members"])
 def check(request):
     """Run a coroutine function with a coordinator whose keys are empty, and close it afterwards."""
 
@@ -30,6 +36,8 @@ def check(request):
         async def whole():
             if request.param == "memory":
                 coordinator = MemoryCoordinator(time.monotonic)
+            elif request.param == "three members":
+                coordinator = EtcdCoordinator(request.getfixturevalue("three").endpoints)
             else:
                 coordinator = EtcdCoordinator([request.getfixturevalue("etcd").endpoint])
             try:

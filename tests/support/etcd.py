@@ -6,12 +6,14 @@ import contextlib
 import http.client
 import shutil
 import socket
+import ssl
 import subprocess
 import time
 import uuid
 from pathlib import Path
 
 from keepstep.adapters.etcd_member import MemberSpec, find_etcd, is_health_answer, plan_member
+from keepstep.ports import TlsFiles
 
 _START_TIMEOUT_S = 15.0
 
@@ -25,19 +27,29 @@ def free_port() -> int:
 class EtcdServer:
     """One etcd. `start` waits until it serves; `restart(empty=True)` is a host that died and came back."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "test", tls: TlsFiles | None = None) -> None:
         self.binary = find_etcd()  # EtcdMissing says what to install
-        self.folder = folder
+        self.folder, self.name, self.tls = folder, name, tls
         self.log_path = folder / "etcd.log"
         self.port = free_port()
-        self._peer_port = free_port()
+        self.peer_port = free_port()
+        self.token = uuid.uuid4().hex
+        self.others: tuple[tuple[str, str], ...] = ()
+        self.joins = False
         self._data_dir = folder / "data"
-        self._token = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def spec(self) -> MemberSpec:
+        """What it is started as."""
+        return MemberSpec(
+            self.name, "127.0.0.1", self.port, self.peer_port, self._data_dir, self.log_path, self.token,
+            others=self.others, joins=self.joins, tls=self.tls,
+        )  # fmt: skip
+
+    @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return self.spec.client_url
 
     @property
     def pid(self) -> int:
@@ -51,13 +63,18 @@ class EtcdServer:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def start(self) -> None:
-        spec = MemberSpec("test", "127.0.0.1", self.port, self._peer_port, self._data_dir, self.log_path, self._token)
-        command = plan_member(self.binary, spec)
+    def start(self, wait: bool = True) -> None:
+        """Start it; a member of several serves once most of them are there."""
+        command = plan_member(self.binary, self.spec)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 command.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(command.env)
             )
+        if wait:
+            self.wait_until_it_serves()
+
+    def wait_until_it_serves(self) -> None:
+        assert self._process is not None
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while not self._serves():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -79,11 +96,11 @@ class EtcdServer:
         self.kill()
         if empty:
             shutil.rmtree(self._data_dir)
-            self._token = self._token if same_token else uuid.uuid4().hex
+            self.token = self.token if same_token else uuid.uuid4().hex
         self.start()
 
     def _serves(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)
+        connection = self._connection()
         try:
             connection.request("GET", "/health")
             response = connection.getresponse()
@@ -92,3 +109,40 @@ class EtcdServer:
             return False
         finally:
             connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self.tls is None:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)
+        context = ssl.create_default_context(cafile=str(self.tls.ca))
+        context.load_cert_chain(self.tls.cert, self.tls.key)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=1, context=context)
+
+
+class EtcdCluster:
+    """One etcd of several members on this machine."""
+
+    def __init__(self, folder: Path, size: int = 3, tls: TlsFiles | None = None) -> None:
+        self.members = [self._member(folder, f"algo-{number}", tls) for number in range(1, size + 1)]
+        for member in self.members:
+            member.token = self.members[0].token
+            member.others = tuple((each.name, each.spec.peer_url) for each in self.members if each is not member)
+
+    @staticmethod
+    def _member(folder: Path, name: str, tls: TlsFiles | None) -> EtcdServer:
+        (folder / name).mkdir(parents=True)
+        return EtcdServer(folder / name, name, tls)
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [member.endpoint for member in self.members]
+
+    def __enter__(self) -> EtcdCluster:
+        for member in self.members:
+            member.start(wait=False)
+        for member in self.members:
+            member.wait_until_it_serves()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.members:
+            member.kill()
