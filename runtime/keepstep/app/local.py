@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -204,7 +205,7 @@ class Local:
             *(word for override in self._overrides() for word in ("--set", override)),
             "--", self.plan.script, *self.plan.arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            limit=_LINE_BYTES_MAX,
+            limit=_LINE_BYTES_MAX, preexec_fn=partial(kernel.die_with_parent, os.getpid()),
             env={**read_environment(), "TRAINING_JOB_NAME": "local"},
         )  # fmt: skip
         host.process = process
