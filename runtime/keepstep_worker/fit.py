@@ -302,7 +302,7 @@ class Fit:
         tensors = tensors_of(named)
         tensors.append(training.blobs.tensor(POSITION, codec.dumps(tuple(position))))
         tensors.append(training.blobs.tensor(PYTHON, codec.dumps(python)))
-        tensors.append(training.blobs.tensor(fit_state.RANDOM, codec.dumps(fit_state.random_state())))
+        tensors += fit_state.random_tensors(training.blobs)
         tensors.append(training.fits_tensor())
         tensors += [fit_state.array_tensor(key, array) for key, array in arrays.items()]
         return [self._held.get(tensor.key, tensor) for tensor in tensors]

@@ -11,14 +11,16 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 from keepstep_worker import codec, newcomer
-from keepstep_worker.slab import DTYPES, LOCAL, Tensor, fill, size_bytes
+from keepstep_worker.slab import DTYPES, LOCAL, Blobs, SlabView, Tensor, fill, size_bytes
 
 RANDOM = LOCAL + "keepstep/random"
-"""The key of the states of the process's own generators."""
+"""The key of the states of the process's own generators; fingerprints of them are below it."""
+_FINGERPRINT_BYTES = 16
 
 _FUNCTION = "keepstep.function"
 _ARRAY = "keepstep.array"
@@ -44,14 +46,35 @@ def random_state() -> dict[str, Any]:
     return state
 
 
-def restore_random_state(state: Mapping[str, Any], split_by: int | None = None) -> None:
-    """Set the generators to what `random_state` returned, or to streams of their own that begin there.
+def random_tensors(blobs: Blobs) -> list[Tensor]:
+    """Return what `random_state` returns as a tensor, and beside it a fingerprint of each generator's state.
 
-    Args:
-        state: of the generators.
-        split_by: the rank to fold into them; None goes on with the very same streams. A generator of NumPy that is not
-            its default one (MT19937) can not be split, and is set as it was.
+    By the fingerprints it can be told, without reading the states, in which of them ranks differ.
     """
+    state = random_state()
+    tensors = [blobs.tensor(RANDOM, codec.dumps(state))]
+    for name, each in state.items():
+        fingerprint = newcomer.fold(codec.dumps(each), 0, _FINGERPRINT_BYTES)
+        tensors.append(Tensor(f"{RANDOM}/{name}", "U8", (_FINGERPRINT_BYTES,), partial(fill, source=fingerprint)))
+    return tensors
+
+
+def restore_random_from(view: SlabView, rank: int) -> None:
+    """Set the generators to what `random_tensors` has put into a slab; a rank that is new splits what is to be split.
+
+    A generator of NumPy of another kind than its default one (MT19937) can not be split, and is set as it was.
+
+    Raises:
+        KeyError: the slab has no such state.
+    """
+    state = codec.loads(view.blob(RANDOM))
+    restore_random_state(state)
+    for name in newcomer.to_split(view, {name: f"{RANDOM}/{name}" for name in state}):
+        _split(name, newcomer.fold(codec.dumps(state[name]), rank, 32))
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Set the generators to what `random_state` returned."""
     import numpy
 
     random.setstate(_unpack(state["python"]))
@@ -59,14 +82,18 @@ def restore_random_state(state: Mapping[str, Any], split_by: int | None = None) 
     generator = _context_generator()
     if generator is not None and "tensorflow" in state:
         generator.setstate(_unpack(state["tensorflow"]))
-    if split_by is None:
-        return
-    seeds = {name: newcomer.fold(codec.dumps(each), split_by, 32) for name, each in state.items()}
-    random.seed(seeds["python"])
-    if state["numpy"]["bit_generator"] == "MT19937":
-        numpy.random.seed(numpy.frombuffer(seeds["numpy"], "uint32"))
-    if generator is not None and "tensorflow" in state:
-        generator.seed(seeds["tensorflow"])
+
+
+def _split(name: str, seed: bytes) -> None:
+    import numpy
+
+    generator = _context_generator()
+    if name == "python":
+        random.seed(seed)
+    elif name == "numpy" and numpy.random.get_state(legacy=False)["bit_generator"] == "MT19937":
+        numpy.random.seed(numpy.frombuffer(seed, "uint32"))
+    elif name == "tensorflow" and generator is not None:
+        generator.seed(seed)
 
 
 def _context_generator() -> random.Random | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from keepstep_worker.slab import LOCAL, Place, SlabView
@@ -27,9 +27,14 @@ _GENERATOR = re.compile(r"(.*/)?(seed_generator_state|StateVar)(#\d+)?(@\d+)?")
 _RANDOM = LOCAL + "random/"
 
 
-def rank_to_fold(view: SlabView, key: str, rank: int) -> int | None:
-    """Return the rank where it is new and the process's own generators, saved under `key`, must be split; else None."""
-    return rank if _differed(view, key) else None
+def to_split(view: SlabView, keys: Mapping[str, str]) -> list[str]:
+    """Return the process's own generators whose streams must be split, since this rank is new and they were apart.
+
+    Args:
+        view: the state as it was handed over.
+        keys: by the generators' names, the keys of what tells whether they were.
+    """
+    return [name for name, key in keys.items() if _differed(view, key)]
 
 
 def split_streams(view: SlabView, rank: int, generators: Iterable[str] = ()) -> SlabView:
@@ -56,7 +61,7 @@ def split_streams(view: SlabView, rank: int, generators: Iterable[str] = ()) -> 
 
 
 def fold(state: bytes, rank: int, size_bytes: int) -> bytes:
-    """Return up to 64 bytes that depend on all of a generator's state and on the rank, and on nothing else."""
+    """Return up to 64 bytes that depend on all of a generator's state and on a rank, and on nothing else."""
     return hashlib.blake2b(state + b"keepstep" + rank.to_bytes(8, "little"), digest_size=size_bytes).digest()
 
 

@@ -193,18 +193,19 @@ class Run:
 
     def _collect(self) -> list[Tensor]:
         blobs = [self._blobs.tensor(key, codec.dumps(thing.state())) for key, thing in self._stateful.items()]
-        return [*self._tensors, *blobs, self._blobs.tensor(fit_state.RANDOM, codec.dumps(fit_state.random_state()))]
+        return [*self._tensors, *blobs, *fit_state.random_tensors(self._blobs)]
 
     def _restore(self, session: Session, named: list[state.Named], generators: list[str]) -> None:
         view = session.restored()
         if view is None:
             return
         view = newcomer.split_streams(view, self.rank, generators)
-        state.assign(view, named, [*self._stateful, fit_state.RANDOM])
+        if fit_state.RANDOM not in view:
+            raise RestoreError(f"the state of step {view.step} has no {fit_state.RANDOM}")
+        state.assign(view, named, [*self._stateful, *(key for key in view.places if key.startswith(fit_state.RANDOM))])
         for key, thing in self._stateful.items():
             thing.set_state(_load(view, key))
-        split_by = newcomer.rank_to_fold(view, fit_state.RANDOM, self.rank)
-        fit_state.restore_random_state(_load(view, fit_state.RANDOM), split_by)
+        fit_state.restore_random_from(view, self.rank)
         self.step = view.step
         session.restoration_done(view.step)
 

@@ -142,10 +142,8 @@ class Training:
     def restore_random_state(self) -> None:
         """Set the process's own generators to what the state to go on from holds."""
         assert self.view is not None, "it is put back only now"
-        rank = self.session.identity.rank
         if fit_state.RANDOM in self.view:
-            split_by = newcomer.rank_to_fold(self.view, fit_state.RANDOM, rank)
-            fit_state.restore_random_state(codec.loads(self.view.blob(fit_state.RANDOM)), split_by)
+            fit_state.restore_random_from(self.view, self.session.identity.rank)
         else:  # as it was saved at first
             fit_state.restore_random_state(codec.loads(self.view.blob(PYTHON))["random"])
 

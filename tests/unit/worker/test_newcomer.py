@@ -7,14 +7,15 @@ import os
 
 import pytest
 
-from keepstep_worker.newcomer import rank_to_fold, split_streams
+from keepstep_worker.newcomer import split_streams, to_split
 from keepstep_worker.slab import Place, SlabView
 
 SEEDED = "local/model/dropout/seed_generator_state"
 PHILOX = "local/model/StateVar#2"
 NAMED = "local/noise/state"
 GLOBAL = "local/random/tensorflow"
-PROCESS = "local/keepstep/random"
+PROCESS = "local/keepstep/random/numpy"
+KEYS = {"numpy": PROCESS, "python": "local/keepstep/random/python"}
 STATES = {
     SEEDED: ("U32", (2,), (1234567).to_bytes(4, "little") + (41).to_bytes(4, "little")),
     f"{SEEDED}@1": ("U32", (2,), (7).to_bytes(4, "little") + (41).to_bytes(4, "little")),
@@ -25,7 +26,7 @@ STATES = {
     "local/model/StateVar": ("I64", (9,), bytes(72)),  # a generator of a kind that is not known
     "local/model/mean": ("F32", (1,), bytes(4)),
     "replicated/model/StateVar": ("I64", (3,), bytes(24)),
-    PROCESS: ("U8", (6,), b"states"),
+    PROCESS: ("U8", (16,), b"its fingerprints"),
 }
 GENERATORS = {SEEDED, f"{SEEDED}@1", PHILOX, NAMED, GLOBAL}
 
@@ -47,25 +48,25 @@ def changed(view: SlabView) -> set[str]:
 def test_a_ranks_own_state_is_left_alone():
     view = view_of()
     assert split_streams(view, 5, [NAMED]) is view
-    assert rank_to_fold(view, PROCESS, 5) is None
+    assert to_split(view, KEYS) == []
 
 
 def test_what_differed_is_split_and_nothing_else():
     view = split_streams(view_of(3, STATES), 5, [NAMED])
     assert changed(view) == GENERATORS
-    assert rank_to_fold(view, PROCESS, 5) == 5
+    assert to_split(view, KEYS) == ["numpy"]
 
 
 def test_what_all_ranks_shared_is_shared_with_the_new_one():
     view = split_streams(view_of(3, [PHILOX]), 5, [NAMED])
     assert changed(view) == {PHILOX}
-    assert rank_to_fold(view, PROCESS, 5) is None
+    assert to_split(view, KEYS) == []
 
 
 def test_of_a_single_rank_noise_is_split_and_what_orders_the_data_is_not():
     view = split_streams(view_of(1), 5, [NAMED])
     assert changed(view) == GENERATORS
-    assert rank_to_fold(view, PROCESS, 5) is None
+    assert to_split(view, KEYS) == []
 
 
 def test_counters_stay_and_keys_are_the_ranks_own():
