@@ -98,6 +98,7 @@ class Members:
             raise ConfigError(str(error), "a folder that can be written", key="--scratch-dir") from error
         if not job.keeps_etcd:
             return
+        self._find_binary()  # to fail at once, and not after a wait for a name
         await self._wait_for_own_name()
         known = noted_data_dir(self._site.scratch) if job.boot else None
         if known is not None and known.is_dir():  # an agent before this one had it started, or it runs still
@@ -156,15 +157,17 @@ class Members:
     # --- what to start -----------------------------------------------------------------------------------------------
 
     def _plan(self, data_dir: Path, joins: bool, hosts: Sequence[str] = ()) -> MemberCommand:
-        site = self._site
-        try:
-            binary = find_etcd(site.search_path)
-        except EtcdMissing as error:
-            raise QuorumError(str(error)) from error
+        site, binary = self._site, self._find_binary()
         hosts = hosts or site.job.etcd_hosts
         others = tuple((host, site.spec(host).peer_url) for host in hosts if host != site.job.host)
         more = {"token": uuid.uuid4().hex} if not others else {}  # alone, each new one is another etcd
         return plan_member(binary, site.spec(site.job.host, data_dir=data_dir, others=others, joins=joins, **more))
+
+    def _find_binary(self) -> Path:
+        try:
+            return find_etcd(self._site.search_path)
+        except EtcdMissing as error:
+            raise QuorumError(str(error)) from error
 
     def _new_data_dir(self) -> Path:
         scratch = self._site.scratch
