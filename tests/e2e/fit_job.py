@@ -69,6 +69,7 @@ def generated() -> tf.data.Dataset:
     def rows() -> Any:
         for start in range(0, 80, 8):
             yield X[start : start + 8], Y[start : start + 8]
+        pause("data_end")
 
     like = tf.TensorSpec((None, 12), tf.float32), tf.TensorSpec((None,), tf.int32)
     return tf.data.Dataset.from_generator(rows, output_signature=like)
@@ -107,6 +108,13 @@ def executions() -> tuple[list[Any], list[Any]]:
 def unknown_size() -> tuple[list[Any], list[Any]]:
     model = build()
     fitted = model.fit(generated(), epochs=4, validation_data=batches(16).take(2), verbose=0)
+    return [model], [fitted.history]
+
+
+def once() -> tuple[list[Any], list[Any]]:
+    """An epoch whose end shows only in a step that was entered already."""
+    model = build()
+    fitted = model.fit(generated(), epochs=1, verbose=0)
     return [model], [fitted.history]
 
 

@@ -121,7 +121,7 @@ def flavour(request: pytest.FixtureRequest) -> str:
 def undisturbed(flavour: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each case gives where there is no keepstep."""
     out = tmp_path_factory.mktemp(flavour) / "out.json"
-    command = [PYTHON, str(JOB), flavour, ",".join([*LAST_STEPS, "pauses"]), str(out)]
+    command = [PYTHON, str(JOB), flavour, ",".join([*LAST_STEPS, "pauses", "once"]), str(out)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     subprocess.run(command, env=environment, check=True, timeout=2 * DEADLINE_S, capture_output=True)
     return json.loads(out.read_text())
@@ -179,6 +179,20 @@ def test_drained_beside_the_steps_it_saves_the_step_before(
     job.wait_drained(step)
     job.start(job.newest, snapshot_every=1000)
     assert job.finish() == undisturbed["pauses"], job.printed
+
+
+def test_drained_in_a_step_that_the_data_has_no_batch_for_it_saves_the_finished_fit(
+    make_job: Any, undisturbed: Any, flavour: str
+) -> None:
+    job = make_job(flavour, "once")
+    job.start(snapshot_every=1000, PAUSE_AT="data_end")
+    job.wait_until(lambda progress: progress.entered_step == 11)
+    step = job.drain()
+    assert step == 11
+    job.out.with_name("out.json.go").touch()
+    job.wait_drained(step)
+    job.start(job.newest, snapshot_every=1000)
+    assert job.finish() == undisturbed["once"], job.printed
 
 
 def test_started_again_after_its_end_it_gives_back_what_it_gave(make_job: Any, undisturbed: Any, flavour: str) -> None:
