@@ -1,4 +1,4 @@
-"""What every coordinator promises, on the one in memory, on a real etcd and on one of three members."""
+"""What every coordinator promises, on the one in memory, a real etcd, and three members without TLS and with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from keepstep.adapters.coordinator_memory import MemoryCoordinator
 from keepstep.adapters.etcd import EtcdCoordinator
 from keepstep.ports import CoordinatorRefused, KeyEvent, KeyValue, LeaseGone, WatchLost
-from tests.support.etcd import EtcdCluster, EtcdServer
+from tests.support.etcd import EtcdCluster, EtcdServer, make_tls
 
 P = "/keepstep/job/"
 
@@ -28,7 +28,14 @@ def three(tmp_path_factory):
         yield cluster
 
 
-@pytest.fixture(params=["memory", "etcd", "three members"])
+@pytest.fixture(scope="module")
+def trusted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("etcd")
+    with EtcdCluster(folder, tls=make_tls(folder / "tls")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["memory", "etcd", "three members", "three members with TLS"])
 def check(request):
     """Run a coroutine function with a coordinator whose keys are empty, and close it afterwards."""
 
@@ -36,6 +43,9 @@ def check(request):
         async def whole():
             if request.param == "memory":
                 coordinator = MemoryCoordinator(time.monotonic)
+            elif request.param == "three members with TLS":
+                cluster = request.getfixturevalue("trusted")
+                coordinator = EtcdCoordinator(cluster.endpoints, tls=cluster.members[0].tls)
             elif request.param == "three members":
                 coordinator = EtcdCoordinator(request.getfixturevalue("three").endpoints)
             else:

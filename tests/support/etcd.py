@@ -12,6 +12,7 @@ import time
 import uuid
 from pathlib import Path
 
+from keepstep.adapters.certificates import Authority, issue, make_authority, write_files
 from keepstep.adapters.etcd_member import MemberSpec, find_etcd, is_health_answer, plan_member
 from keepstep.ports import TlsFiles
 
@@ -22,6 +23,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def make_tls(folder: Path, authority: Authority | None = None, days: int = 60) -> TlsFiles:
+    """Files of a node on this machine, by this authority or by one of its own."""
+    authority = authority or make_authority("test", time.time())
+    return write_files(folder, authority.certificate, *issue(authority, ["127.0.0.1", "localhost"], time.time(), days))
 
 
 class EtcdServer:

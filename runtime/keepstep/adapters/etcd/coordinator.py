@@ -90,6 +90,15 @@ class EtcdCoordinator:
         """Ask these endpoints from the next request on; they are of the same etcd."""
         self._endpoints.use(endpoints)
 
+    @property
+    def distrusted(self) -> int:
+        """How often a certificate was not believed, by this node or by a member of etcd."""
+        return self._endpoints.distrusted
+
+    def renew(self) -> None:
+        """Prove itself with what lies in the files of `tls` now."""
+        self._endpoints.renew()
+
     async def grant(self, ttl_s: float) -> int:
         # Repeatable: a lease whose number got lost runs out by itself.
         body = {"TTL": max(1, math.ceil(ttl_s)), "ID": 0}

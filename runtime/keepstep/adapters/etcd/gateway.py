@@ -50,12 +50,23 @@ class _Transport(requests.adapters.HTTPAdapter):
 
 
 class Endpoints:
-    """Where etcd is. It may change: whoever holds this asks at the new ones from the next request on."""
+    """Where etcd is. It may change: whoever holds this asks at the new ones from the next request on.
+
+    Attributes:
+        version: changes with the certificates.
+        distrusted: how often one side has not believed the other's certificate.
+    """
 
     def __init__(self, urls: Sequence[str], tls: TlsFiles | None = None) -> None:
         """Check the URLs, such as http://10.0.0.1:2379, at least one; `tls` is what https ones are asked with."""
         self.tls = tls
+        self.version = 0
+        self.distrusted = 0
         self.use(urls)
+
+    def renew(self) -> None:
+        """The files of `tls` are others now: connect anew with them."""
+        self.version += 1
 
     def use(self, urls: Sequence[str]) -> None:
         """Ask these from now on."""
@@ -75,6 +86,7 @@ class Gateway:
         """Prepare clients without connecting; `timeout_s` bounds all attempts together."""
         self._endpoints, self._timeout_s = endpoints, timeout_s
         self._urls: tuple[str, ...] = ()
+        self._version = 0
         self._clients: list[Etcd3Client] = []
         self._attempt_s = timeout_s
         self._preferred = 0
@@ -82,11 +94,11 @@ class Gateway:
 
     def _follow(self) -> None:
         """Have a client for each endpoint as they are now."""
-        urls = self._endpoints.urls
-        if urls != self._urls:
+        urls, version = self._endpoints.urls, self._endpoints.version
+        if (urls, version) != (self._urls, self._version):
             self.close()
             self._clients = [_client(url, self._endpoints.tls) for url in urls]
-            self._urls, self._preferred = urls, 0
+            self._urls, self._version, self._preferred = urls, version, 0
             self._attempt_s = self._timeout_s / len(urls)
 
     def call(self, request: Request, left_s: Callable[[], float]) -> Json:
@@ -111,6 +123,7 @@ class Gateway:
                 answer: Json = client.post(client.get_url(request.path), json=request.body)
             except (Etcd3Exception, requests.RequestException) as error:
                 _raise_if_final(error)
+                self._endpoints.distrusted += _is_distrust(error)
                 failures.append(f"{client.base_url}: {_describe(error)}")
                 self._preferred = (index + 1) % len(self._clients)  # or every request would begin with a dead one
                 if request.repeatable or _never_sent(error):
@@ -176,6 +189,15 @@ def _details(error: Exception) -> Json:
 def _describe(error: Exception) -> str:
     text = _details(error).get("error") or getattr(error, "detail_text", None) or str(error)
     return str(text).strip()[:300] or type(error).__name__
+
+
+def _is_distrust(error: BaseException | None) -> bool:
+    """True where a certificate was not believed, here or at the other end, which tells so by an alert."""
+    while error is not None:
+        if isinstance(error, requests.exceptions.SSLError) or "alert" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _never_sent(error: Exception) -> bool:

@@ -1,0 +1,119 @@
+"""Nobody is let in without a certificate of this job's authority; members know each other by it through losses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+
+import pytest
+import requests
+
+from keepstep.adapters.certificates import make_authority, tls_files
+from keepstep.adapters.etcd import EtcdCoordinator
+from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable
+from tests.support.etcd import EtcdCluster, EtcdServer, make_tls
+
+P = "/keepstep/job/"
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return make_authority("job", time.time())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, authority):
+    folder = tmp_path_factory.mktemp("etcd")
+    with EtcdServer(folder, tls=make_tls(folder / "tls", authority)) as server:
+        yield server
+
+
+def ask(endpoint, tls):
+    """Read through a coordinator with these files; return how often a certificate was not believed."""
+
+    async def scenario():
+        coordinator = EtcdCoordinator([endpoint], tls=tls, timeout_s=2.0)
+        try:
+            await coordinator.read(P)
+        finally:
+            distrusted.append(coordinator.distrusted)
+            await coordinator.close()
+
+    distrusted = []
+    try:
+        asyncio.run(scenario())
+    except CoordinatorUnavailable:
+        return distrusted[0]
+    return None
+
+
+def test_a_node_of_this_job_is_let_in(server, authority, tmp_path):
+    assert ask(server.endpoint, make_tls(tmp_path / "node", authority)) is None
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_who_has_no_certificate_is_refused(scheme, server):
+    with requests.Session() as session:
+        session.trust_env = False  # or the environment would say what is verified
+        try:
+            answer = session.get(f"{scheme}://127.0.0.1:{server.port}/health", verify=str(server.tls.ca), timeout=5)
+        except requests.ConnectionError:
+            return
+        assert not answer.ok and answer.text == "Client sent an HTTP request to an HTTPS server.\n"
+
+
+@pytest.mark.parametrize("whose", ["foreign", "expired"])
+def test_who_has_a_foreign_or_an_expired_certificate_is_refused(whose, server, authority, tmp_path):
+    if whose == "expired":
+        tls = make_tls(tmp_path / "node", authority, days=-1)
+    else:
+        tls = make_tls(tmp_path / "node")
+        tls.ca.write_bytes(authority.certificate)  # it believes the server, and is not believed
+    assert ask(server.endpoint, tls)
+
+
+def test_a_server_of_another_authority_is_not_believed(server, tmp_path):
+    assert ask(server.endpoint, make_tls(tmp_path / "node"))
+
+
+def test_whoever_gets_the_right_files_is_let_in_from_then_on(server, authority, tmp_path):
+    async def scenario():
+        folder = tmp_path / "node"
+        make_tls(folder)
+        coordinator = EtcdCoordinator([server.endpoint], tls=tls_files(folder), timeout_s=2.0)
+        try:
+            with pytest.raises(CoordinatorUnavailable):
+                await coordinator.read(P)
+            make_tls(folder, authority)
+            coordinator.renew()
+            await coordinator.read(P)
+        finally:
+            await coordinator.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_and_a_watch_survive_the_loss_of_the_member_that_was_asked(authority, tmp_path):
+    async def scenario(cluster):
+        coordinator = EtcdCoordinator(cluster.endpoints, tls=cluster.members[0].tls, idle_s=1.0)
+        try:
+            lease = await coordinator.grant(5)
+            await coordinator.put(P + "a", "1", lease=lease)
+            revision, _ = await coordinator.read(P)
+            async with aclosing(coordinator.watch(P, revision)) as watch, asyncio.timeout(30):
+                cluster.members[0].kill()
+                while True:
+                    try:
+                        assert await coordinator.keep_alive(lease) > 0
+                        assert await coordinator.put(P + "b", "2") is not None
+                        break
+                    except (CoordinatorUnavailable, CoordinatorRefused):
+                        await asyncio.sleep(0.05)
+                assert [event.key for event in await anext(watch)] == [P + "b"]
+            assert {kv.key for kv in (await coordinator.read(P))[1]} == {P + "a", P + "b"}
+        finally:
+            await coordinator.close()
+
+    with EtcdCluster(tmp_path, tls=make_tls(tmp_path / "tls", authority)) as cluster:
+        asyncio.run(scenario(cluster))
