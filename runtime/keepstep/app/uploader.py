@@ -11,6 +11,9 @@ Where `ok` is false, `error` is one of ERRORS and `detail` says more.
     commit  generation, step, run, world, digest, objects                         manifest, seconds
     fetch   manifest, rank, world + fd of an empty file                           step, size_bytes, replicated, local
     sweep   keep_last, keep_every, [generation, restoring, grace_s]               manifests, objects, unfinished
+    trust                                           authority, etag; null where there is none
+    entrust authority, [replaces: etag]             written: false where another host was first
+    forget  etag                                    removed: false where another authority is there
 
 Each family of commands has a thread of its own, so that none waits behind another's bytes.
 """
@@ -34,7 +37,7 @@ from typing import Any, Final, NoReturn
 
 from keepstep.adapters import clock
 from keepstep.adapters.uploader import IN_FLIGHT_MAX, PacketError, receive_packet, send_packet
-from keepstep.checkpoint import commit, restore, retention, upload
+from keepstep.checkpoint import authority, commit, restore, retention, upload
 from keepstep.checkpoint.digests import ShortSlab
 from keepstep.checkpoint.keys import ManifestName, is_job, is_run
 from keepstep.checkpoint.manifest import build_manifest, parse_stored_object
@@ -56,7 +59,7 @@ what they should be; missing: an object is gone; conflict: decided otherwise alr
 
 LANES: Final = {
     "open": "head", "head": "head", "verify": "verify", "upload": "upload", "commit": "commit", "fetch": "fetch",
-    "sweep": "sweep",
+    "sweep": "sweep", "trust": "head", "entrust": "head", "forget": "head",
 }  # fmt: skip
 NICENESS = 10
 EXIT_BUG = 70
@@ -104,6 +107,8 @@ class Uploader:
                 return self._fetch(command, _wanted(fd))
             case "sweep":
                 return self._sweep(command)
+            case "trust" | "entrust" | "forget" as what:
+                return self._authority(what, command)
             case other:
                 raise InvalidCommand(f"no command {other!r}")
 
@@ -132,6 +137,16 @@ class Uploader:
         head, unreadable = commit.newest_checkpoint(store, job, _texts(command, "without"))
         shown = head and {name: value for name, value in asdict(head).items() if name != "nonce"}
         return {"head": shown, "unreadable": list(unreadable)}
+
+    def _authority(self, what: str, command: Mapping[str, Any]) -> dict[str, object]:
+        store, job = self._opened()
+        if what == "trust":
+            found = authority.read_authority(store, job)
+            return {"authority": found and found[0], "etag": found and found[1]}
+        if what == "forget":
+            return {"removed": authority.remove_authority(store, job, _text(command, "etag"))}
+        replaces = _text(command, "replaces") if command.get("replaces") is not None else None
+        return {"written": authority.put_authority(store, job, _text(command, "authority"), replaces)}
 
     def _verify(self, command: Mapping[str, Any], fd: int) -> dict[str, object]:
         measured = upload.measure_slab(fd, _number(command, "size_bytes"))

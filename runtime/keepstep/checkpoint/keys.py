@@ -5,6 +5,7 @@
 <job>/objects/g<generation>/s<step>/replicated-<rank>-of-<world size>.<run>
 <job>/objects/g<generation>/s<step>/local-<rank>.<run>
 <job>/probe/<nonce>                                written and removed when a store is opened
+<job>/trust/authority.json                         by what the hosts know each other; removed at the end of the job
 """
 
 from __future__ import annotations
