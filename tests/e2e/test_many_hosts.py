@@ -20,8 +20,8 @@ from tests.support.worlds import Worker
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.skipif(bool(missing()), reason=missing())]
 
 SNAPSHOTS = ("checkpoint.snapshot_every=4 steps", "checkpoint.every=8 steps")
-QUICK = ("coordination.lease=2s",)
-SHRINK = ("elastic.hosts.min=2", "elastic.wait_for_return=2s", *QUICK)
+QUICK = ("coordination.lease=3s",)
+SHRINK = ("elastic.hosts.min=2", "elastic.wait_for_return=3s", *QUICK)
 """Three hosts are wanted, two are enough, and a lost one is not waited for."""
 PATIENT = ("elastic.wait_for_return=4min", *QUICK)
 
@@ -39,7 +39,6 @@ def tensorflow(folder: Path, steps: int, *settings: str, hosts: int = 3) -> Many
         hosts=hosts,
         python=PYTHON,
         settings=(*SNAPSHOTS, *settings),
-        etcd_elsewhere=True,
     )
     run.environment["TF_CPP_MIN_LOG_LEVEL"] = "2"
     return run
@@ -54,22 +53,15 @@ def lockstep(folder: Path, steps: int, *settings: str, hosts: int = 3) -> ManyHo
         [str(folder), str(steps), "0.02"],
         hosts=hosts,
         settings=(*snapshots, *settings),
-        etcd_elsewhere=True,
     )
 
 
-def trains(run: ManyHosts) -> str:
-    """Wait until something is committed and training goes on; returns the leader."""
+def trains(run: ManyHosts) -> tuple[str, int]:
+    """Wait until something is committed; returns the leader, and the generation that trains."""
     run.wait_for(lambda: run.durable(), "commit")
-    goes_on(run, 1)
     leader = run.leader()
     assert leader is not None
-    return leader
-
-
-def goes_on(run: ManyHosts, generation: int) -> None:
-    """Wait until this generation has completed a step."""
-    run.wait_for(lambda: first_steps(run, generation), f"step of generation {generation}")
+    return leader, run.generation()
 
 
 def first_steps(run: ManyHosts, generation: int) -> list[Turn]:
@@ -80,17 +72,13 @@ def first_steps(run: ManyHosts, generation: int) -> list[Turn]:
 
 
 def new_world(run: ManyHosts, hosts: set[str], *, after: int) -> int:
-    """Wait for a generation after that one, of exactly these hosts, that trains; returns its number."""
+    """Wait until a generation after that one, of exactly these hosts, has completed a step; returns its number."""
 
     def found() -> int:
-        numbers = [
-            g["number"] for g in run.generations() if g["number"] > after and set(run.world(g["number"])) == hosts
-        ]
-        return numbers[-1] if numbers else 0
+        numbers = [record["number"] for record in run.generations() if record["number"] > after]
+        return next((n for n in numbers if set(run.world(n)) == hosts and first_steps(run, n)), 0)
 
-    number = run.wait_for(found, f"world of {sorted(hosts)}")
-    goes_on(run, number)
-    return number
+    return run.wait_for(found, f"step of a world of {sorted(hosts)}")
 
 
 def lost_to_others(run: ManyHosts, host: str) -> bool:
@@ -132,12 +120,12 @@ def is_done(run: ManyHosts, steps: int) -> None:
 
 def test_a_leader_that_is_cut_off_for_good_is_done_without(tmp_path: Path) -> None:
     with tensorflow(tmp_path, 90, *SHRINK) as run:
-        leader = trains(run)
+        leader, first = trains(run)
         run.network.cut(leader)
         run.may_end.add(leader)
         rest = set(run.names) - {leader}
-        number = new_world(run, rest, after=1)
-        assert gone_before(run, leader, 1, number)
+        number = new_world(run, rest, after=first)
+        assert gone_before(run, leader, first, number)
         assert set(run.wait(*rest).values()) == {0}, run.told()
         assert run.wait(leader) == {leader: 75}, run.told()
         is_done(run, 90)
@@ -147,11 +135,11 @@ def test_a_leader_that_is_cut_off_for_good_is_done_without(tmp_path: Path) -> No
 
 def test_a_frozen_leader_has_no_worker_left_and_awakes_to_a_world_of_others(tmp_path: Path) -> None:
     with tensorflow(tmp_path, 150, *SHRINK) as run:
-        leader = trains(run)
+        leader, first = trains(run)
         rest = set(run.names) - {leader}
         with frozen(run, run.agent(leader)):
-            number = new_world(run, rest, after=1)
-            assert gone_before(run, leader, 1, number)
+            number = new_world(run, rest, after=first)
+            assert gone_before(run, leader, first, number)
             turns = len(run.turns(leader))
         new_world(run, set(run.names), after=number)
         awake = run.turns(leader)[turns:]
@@ -169,25 +157,26 @@ def stale(turn: Turn, number: int) -> bool:
 
 def test_a_host_that_dies_is_done_without_and_takes_part_again_when_it_is_back(tmp_path: Path) -> None:
     with tensorflow(tmp_path, 200, *SHRINK) as run:
-        leader = trains(run)
+        leader, first = trains(run)
         lost = next(host for host in reversed(run.names) if host != leader)
         run.kill_host(lost)
-        number = new_world(run, set(run.names) - {lost}, after=1)
+        number = new_world(run, set(run.names) - {lost}, after=first)
         run.restart_host(lost)
         new_world(run, set(run.names), after=number)
         assert set(run.wait().values()) == {0}, run.told()
         is_done(run, 200)
 
 
-PARTITIONS: dict[str, Callable[[ManyHosts, str, str, str], None]] = {
-    "leader off": lambda run, leader, one, other: run.network.cut(leader),
-    "other host off": lambda run, leader, one, other: run.network.cut(one),
-    "leader not heard": lambda run, leader, one, other: [
-        run.network.cut_one_way(leader, each) for each in (*run.network.names,) if each != leader
-    ],
-    "leader hears nobody": lambda run, leader, one, other: [
-        run.network.cut_one_way(each, leader) for each in (*run.network.names,) if each != leader
-    ],
+def cut_ways(run: ManyHosts, ways: list[tuple[str, str]]) -> None:
+    for source, target in ways:
+        run.network.cut_one_way(source, target)
+
+
+PARTITIONS: dict[str, Callable[[ManyHosts, str, str], None]] = {
+    "leader off": lambda run, leader, other: run.network.cut(leader),
+    "other host off": lambda run, leader, other: run.network.cut(other),
+    "leader not heard": lambda run, leader, other: cut_ways(run, [(leader, h) for h in run.names if h != leader]),
+    "leader hears nobody": lambda run, leader, other: cut_ways(run, [(h, leader) for h in run.names if h != leader]),
 }
 
 
@@ -197,16 +186,16 @@ PARTITIONS: dict[str, Callable[[ManyHosts, str, str, str], None]] = {
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_a_partition_that_heals_costs_a_generation(shape: str, job: Callable[..., ManyHosts], tmp_path: Path) -> None:
-    steps = 90 if job is tensorflow else 900
+    steps = 90 if job is tensorflow else 450
     with job(tmp_path, steps, *PATIENT) as run:
-        leader = trains(run)
-        one, other = (host for host in run.names if host != leader)
-        PARTITIONS[shape](run, leader, one, other)
-        off = one if shape == "other host off" else leader
+        leader, first = trains(run)
+        other = next(host for host in run.names if host != leader)
+        PARTITIONS[shape](run, leader, other)
+        off = other if shape == "other host off" else leader
         run.wait_for(lambda: lost_to_others(run, off), f"loss of {off}")
         run.network.heal()
-        number = new_world(run, set(run.names), after=1)
-        assert gone_before(run, off, 1, number)
+        number = new_world(run, set(run.names), after=first)
+        assert gone_before(run, off, first, number)
         assert set(run.wait().values()) == {0}, run.told()
         is_done(run, steps)
     if job is lockstep:
@@ -214,3 +203,41 @@ def test_a_partition_that_heals_costs_a_generation(shape: str, job: Callable[...
             "total": steps * (steps + 1) // 2,
             "world_size": 3,
         }
+
+
+# --- the hosts' own etcd ---------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_keeps_etcd_is_replaced_by_one_that_does_not(tmp_path: Path) -> None:
+    with tensorflow(tmp_path, 100, *SHRINK, hosts=4) as run:
+        _, first = trains(run)
+        run.kill_host("algo-1")
+        number = new_world(run, {"algo-2", "algo-3", "algo-4"}, after=first)
+        run.wait_for(lambda: set(run.etcd_hosts()) == {"algo-2", "algo-3", "algo-4"}, "new member")
+        assert run.etcd("algo-4") is not None
+        run.kill_host("algo-3")  # one of the first three members is left: with the new one they are two of three
+        new_world(run, {"algo-2", "algo-4"}, after=number)
+        assert set(run.wait().values()) == {0}, run.told()
+        is_done(run, 100)
+
+
+def test_an_etcd_that_dies_is_started_again_on_its_data(tmp_path: Path) -> None:
+    with lockstep(tmp_path, 450, *PATIENT) as run:
+        trains(run)
+        for host in run.names:  # one after the other: a majority is there all the time
+            old = run.etcd(host)
+            run.kill(old)
+            run.wait_for(lambda host=host, old=old: run.etcd(host) not in (None, old), f"etcd on {host}")  # type: ignore[misc]
+        assert set(run.wait().values()) == {0}, run.told()
+        is_done(run, 450)
+
+
+def test_who_loses_the_only_etcd_commits_what_is_sealed_and_gives_up(tmp_path: Path) -> None:
+    with tensorflow(tmp_path, 5000, "elastic.wait_for_return=3s", *QUICK, hosts=2) as run:
+        _, first = trains(run)
+        run.kill_host("algo-1")
+        assert run.wait("algo-2") == {"algo-2": 75}, run.told()
+        is_sound(run)
+        sealed = max(turn.event["step"] for turn in run.events("snapshot_verified", "algo-2"))
+        head = run.head()
+        assert (head["step"], head["generation"]) == (sealed, first), run.told()

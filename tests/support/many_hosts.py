@@ -64,7 +64,7 @@ class Life:
     process: subprocess.Popen[bytes]
     was_killed: bool = False
     turns: list[Turn] = field(default_factory=list)
-    _read: dict[int, int] = field(default_factory=dict)
+    _read: dict[tuple[int, bytes], int] = field(default_factory=dict)
 
     @property
     def base(self) -> Path:
@@ -76,12 +76,12 @@ class Life:
         found = (self.base / "output" / "data" / "keepstep" / self.host).glob("journal.jsonl*")
         for path in sorted(found, key=lambda path: -int(path.suffix[1:]) if path.suffix[1:].isdigit() else 0):
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-                inode = os.fstat(file.fileno()).st_ino
-                file.seek(self._read.get(inode, 0))
+                which = os.fstat(file.fileno()).st_ino, file.readline()  # another file may have got the same number
+                file.seek(self._read.get(which, 0))
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
-                    self._read[inode] = self._read.get(inode, 0) + len(line)
+                    self._read[which] = self._read.get(which, 0) + len(line)
                     self._take(json.loads(line))
 
     def _take(self, line: dict[str, Any]) -> None:
