@@ -44,7 +44,8 @@ def tensorflow(folder: Path, steps: int, *settings: str, hosts: int = 3) -> Many
     return run
 
 
-def lockstep(folder: Path, steps: int, *settings: str, hosts: int = 3) -> ManyHosts:
+def lockstep(folder: Path, steps: int, *settings: str, hosts: int = 3, etcd_elsewhere: bool = False) -> ManyHosts:
+    """A stand-in without TensorFlow, for what does not depend on it."""
     folder.mkdir(exist_ok=True)
     snapshots = ("checkpoint.snapshot_every=10 steps", "checkpoint.every=50 steps")
     return ManyHosts(
@@ -53,6 +54,7 @@ def lockstep(folder: Path, steps: int, *settings: str, hosts: int = 3) -> ManyHo
         [str(folder), str(steps), "0.02"],
         hosts=hosts,
         settings=(*snapshots, *settings),
+        etcd_elsewhere=etcd_elsewhere,
     )
 
 
@@ -205,6 +207,19 @@ def test_a_partition_that_heals_costs_a_generation(shape: str, job: Callable[...
         }
 
 
+def test_lost_and_late_packets_do_no_harm(tmp_path: Path) -> None:
+    with lockstep(tmp_path, 400, *PATIENT) as run:
+        trains(run)
+        run.network.loss("algo-2", 0.03)
+        run.network.delay("algo-3", 0.02)
+        step, durable = run.completed(), run.durable()
+        run.wait_for(lambda: run.completed() > step + 30 and run.durable() > durable, "steps and a commit meanwhile")
+        run.network.heal()
+        assert set(run.wait().values()) == {0}, run.told()
+        is_done(run, 400)
+    assert json.loads((tmp_path / "result.json").read_text())["total"] == 400 * 401 // 2
+
+
 # --- the hosts' own etcd ---------------------------------------------------------------------------------------------
 
 
@@ -241,3 +256,13 @@ def test_who_loses_the_only_etcd_commits_what_is_sealed_and_gives_up(tmp_path: P
         sealed = max(turn.event["step"] for turn in run.events("snapshot_verified", "algo-2"))
         head = run.head()
         assert (head["step"], head["generation"]) == (sealed, first), run.told()
+
+
+def test_an_etcd_that_is_there_already_is_used(tmp_path: Path) -> None:
+    with lockstep(tmp_path, 300, *SHRINK, hosts=2, etcd_elsewhere=True) as run:
+        _, first = trains(run)
+        assert [run.etcd(host) for host in run.names] == [None, None]
+        run.kill(run.worker("algo-2"))
+        new_world(run, set(run.names), after=first)
+        assert set(run.wait().values()) == {0}, run.told()
+        is_done(run, 300)
