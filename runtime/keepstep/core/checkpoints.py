@@ -20,9 +20,10 @@ from keepstep.core.events import (
     SnapshotUploaded,
     SnapshotVerified,
 )
+from keepstep.core.facts import Slab
 from keepstep.core.reasons import Reason
 from keepstep.core.records import GenerationRecord, Phase, UploadRecord
-from keepstep.core.state import Slab, State, Turn
+from keepstep.core.state import State, Turn
 from keepstep.core.world import store_answers
 
 SLABS = 3

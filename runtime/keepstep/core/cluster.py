@@ -7,6 +7,7 @@ from typing import Any
 
 from keepstep.core.actions import ForgetRecords, Measure, Report
 from keepstep.core.events import ClusterRead, PutRefused, RecordGone, RecordPut, RecordSeen
+from keepstep.core.facts import Recovery
 from keepstep.core.reasons import Reason
 from keepstep.core.records import (
     AckRecord,
@@ -22,7 +23,7 @@ from keepstep.core.records import (
     StatusRecord,
     UploadRecord,
 )
-from keepstep.core.state import Recovery, Turn, evolve
+from keepstep.core.state import Turn, evolve
 from keepstep.core.view import Cluster, Seen, known_revision
 
 _PUT_AGAIN_S = 0.05

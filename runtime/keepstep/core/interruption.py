@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from keepstep.core.actions import SampleEntered, SignalWorker
 from keepstep.core.events import EnteredSampled, InterruptionNoticed
+from keepstep.core.facts import Interruption
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Phase, RequestRecord
-from keepstep.core.state import Interruption, Turn
+from keepstep.core.state import Turn
 from keepstep.core.world import saved_text
 from keepstep.errors import ExitCode
 

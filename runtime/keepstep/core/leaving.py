@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from keepstep.core import elastic
 from keepstep.core.actions import CommitCheckpoint, UploadSnapshot
+from keepstep.core.facts import Slab
 from keepstep.core.reasons import Reason
 from keepstep.core.records import GenerationRecord, Standing
-from keepstep.core.state import Slab, Turn
+from keepstep.core.state import Turn
 from keepstep.core.world import durable_step, statuses_of
 
 BARRIER_S = 10.0

@@ -5,10 +5,11 @@ from __future__ import annotations
 from keepstep.core.actions import GrantLease
 from keepstep.core.causes import FailureCause
 from keepstep.core.events import LeaseGranted, LeaseLost, LeaseRenewed
+from keepstep.core.facts import Lease
 from keepstep.core.job import port_of
 from keepstep.core.reasons import Reason
 from keepstep.core.records import AckRecord, Failure, Held, LeaderRecord, NodeRecord, Phase
-from keepstep.core.state import Lease, Turn, evolve
+from keepstep.core.state import Turn, evolve
 
 
 def on_lease_granted(turn: Turn, event: LeaseGranted) -> None:

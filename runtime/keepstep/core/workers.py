@@ -17,11 +17,12 @@ from keepstep.core.events import (
     WorkerRestored,
     WorkerStarted,
 )
+from keepstep.core.facts import Recovery, Slab, Worker
 from keepstep.core.launch import plan_worker
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Failure, GenerationRecord, Phase, Resume, Standing, StatusRecord
 from keepstep.core.restarts import classify_exit
-from keepstep.core.state import Recovery, Slab, Turn, Worker, evolve
+from keepstep.core.state import Turn, evolve
 
 _STATUS_EVERY_S = 2.0
 
@@ -44,20 +45,21 @@ def start(turn: Turn) -> None:
         return
     if state.workers or state.spawned >= generation.number or turn.interrupted:
         return
-    resume = generation.resume
+    resume, rank = generation.resume, generation.rank_of(state.job.host)
+    if resume is not None and resume.manifest and state.trained_rank != rank:
+        _clear_seals(
+            turn, resume.step - 1
+        )  # what is local to a rank goes with the rank, and others may have this one's
+        turn.set(trained_rank=rank)
     slab = slab_of(state.slabs, resume)
     if resume is not None and slab is None:
         _bring(turn, generation, resume)
         return
-    rank = generation.rank_of(state.job.host)
     worker_id = f"{state.job.node_id}.{state.spawns}"
     step = 0 if resume is None else resume.step
     worker = Worker(worker_id, generation.number, rank, turn.now, entered=step, completed=step)
-    for stale in state.slabs:
-        if stale.seal is not None and stale.seal.step > step:
-            turn.set_slab(stale.slab, seal=None, digest="")
-            turn.do(ClearSeal(stale.slab))
-    turn.set(spawned=generation.number, spawns=state.spawns + 1, workers=(worker,), completed=step)
+    _clear_seals(turn, step)
+    turn.set(spawned=generation.number, spawns=state.spawns + 1, workers=(worker,), completed=step, trained_rank=rank)
     turn.set(restore=None if slab is None or slab.seal is None else (slab.slab, slab.seal.step))
     write_orders(turn)
     command, environment = plan_worker(state.job, generation, rank, limits(turn)[1], state.policy.elastic.batch)
@@ -66,6 +68,14 @@ def start(turn: Turn) -> None:
         Reason.WORKER_STARTS,
         f"rank {rank} of generation {generation.number} at step {step}",
     )
+
+
+def _clear_seals(turn: Turn, step: int) -> None:
+    """Let go of the snapshots of later steps."""
+    for stale in turn.state.slabs:
+        if stale.seal is not None and stale.seal.step > step:
+            turn.set_slab(stale.slab, seal=None, digest="")
+            turn.do(ClearSeal(stale.slab))
 
 
 def slab_of(slabs: tuple[Slab, ...], resume: Resume | None) -> Slab | None:

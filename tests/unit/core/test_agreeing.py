@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.events import Head
+from keepstep.core.facts import Recovery
 from keepstep.core.generations import choose_resume
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Resume
-from keepstep.core.state import Recovery
 from keepstep.core.workers import recovery_phases
 from keepstep.core.world import common_held
 from tests.unit.core.values import a_turn, an_ack

@@ -1,0 +1,82 @@
+"""What a node knows of itself: its lease, its worker, its slabs, its store, and what befalls it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from keepstep.core.events import Head, SlabSeal
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to act until `deadline`, counted from the sending of the last keepalive that was answered."""
+
+    lease: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One process of this host, from the order to start it until its exit was reported."""
+
+    worker_id: str
+    generation: int
+    rank: int
+    started_at: float
+    joined: bool = False
+    restored: bool = False
+    entered: int = 0
+    completed: int = 0
+    step_s: float = 0.0
+    snapshot_s: float = 0.0
+    stopping: bool = False
+    signalled_at: float | None = None
+    stepped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """One slab of this host. `seal` is None while it is free or being written; `digest` is set once verified."""
+
+    slab: int
+    size_bytes: int
+    seal: SlabSeal | None = None
+    digest: str = ""
+    busy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """The platform takes this host away at `deadline`."""
+
+    source: str
+    noticed_at: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """When the phases of the recovery under way were reached, seconds on the node's clock; 0 where not yet."""
+
+    fault_at: float = 0.0
+    learnt_at: float = 0.0
+    stopped_at: float = 0.0
+    ready_at: float = 0.0
+    joined_at: float = 0.0
+    restored_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """What is known of the store. `head_known` is False until HEAD was read for the generation that is forming."""
+
+    head: Head | None = None
+    head_known: bool = False
+    available: bool = True
+    refused: str = ""
+    corrupt: tuple[str, ...] = ()
+    failing_since: float | None = None
+    last_commit_at: float = 0.0
+    last_commit_s: float = 0.0
+    fenced: int = 0
+    """The newest generation whose commit was refused, since HEAD carries a newer one."""
