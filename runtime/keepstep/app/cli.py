@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], dest="overrides", metavar="KNOB=VALUE", help="set one knob"
     )
     local.add_argument(
-        "--store", help="a directory or s3://bucket/prefix for checkpoints (default: in the --out folder)"
+        "--store", help="a directory, s3://bucket/prefix or none, for checkpoints (default: in the --out folder)"
     )
     local.add_argument("--python", help="the script's interpreter (default: the policy's)")
     local.add_argument("--out", type=Path, help="folder for files, logs and the summary (default: a new one)")
@@ -127,7 +127,7 @@ def _local(options: argparse.Namespace) -> int:
         arguments=tuple(options.arguments),
         policy=str(policy.absolute()) if policy.exists() else options.policy,
         overrides=tuple(overrides),
-        store=store if "://" in store else str(Path(store).absolute()),
+        store=store if "://" in store or store == "none" else str(Path(store).absolute()),
         folder=folder,
         faults=faults,
         quiet=options.quiet,
