@@ -236,8 +236,13 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next(network):
 
 
 def test_nothing_is_left_of_a_network():
+    mark = Path("/dev/shm", f"keepstep-test-{os.getpid()}")
     with Network(2) as network:
-        process = subprocess.Popen(network.command("algo-2", [sys.executable, "-c", LONG]))
+        code = f"open({str(mark)!r}, 'w').close(); print('ready', flush=True); {LONG}"
+        process = subprocess.Popen(network.command("algo-2", [sys.executable, "-c", code]), stdout=subprocess.PIPE)
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        process.stdout.close()
+        assert not mark.exists()
         names = [network.namespace(host) for host in network.names]
         assert all(Path("/run/netns", name).exists() for name in names)
     assert process.wait(WAIT_S) == -signal.SIGKILL

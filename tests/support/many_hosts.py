@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from keepstep.adapters.etcd_member import MemberSpec, discard_data_dir, find_etcd, plan_member
+from keepstep.adapters.etcd_member import MemberSpec, find_etcd, plan_member
 from tests.support.namespaces import Network
 from tests.support.worlds import Worlds, environment_of
 
@@ -157,7 +157,6 @@ class ManyHosts:
             self._etcd.wait(DEADLINE_S)
         for life in self.lives:
             life.process.wait(DEADLINE_S)
-            discard_data_dir(life.folder / "scratch")
         self.worlds.close()
 
     def _start_etcd(self) -> None:
@@ -203,7 +202,6 @@ class ManyHosts:
         life.was_killed = True
         self.network.remove(host)
         life.process.wait(DEADLINE_S)
-        discard_data_dir(life.folder / "scratch")
         self.look()
 
     def restart_host(self, host: str) -> None:

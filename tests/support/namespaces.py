@@ -122,8 +122,12 @@ class Network:
         _remove(self.namespace(host))
 
     def command(self, host: str, words: Sequence[str]) -> list[str]:
-        """The command that runs `words` on a host; it becomes `words`, so its pid is theirs."""
-        return ["ip", "netns", "exec", self.namespace(host), *words]
+        """The command that runs `words` on a host; it becomes `words`, so its pid is theirs.
+
+        Files in /dev/shm are theirs alone and go with them, as with a machine.
+        """
+        memory = 'mount -t tmpfs -o size=1g memory /dev/shm && exec "$@"'
+        return ["ip", "netns", "exec", self.namespace(host), "sh", "-c", memory, "sh", *words]
 
     def inside(self, host: str, function: Callable[[], _T]) -> _T:
         """Call a function where a host's network is seen; a socket that it makes stays there."""
