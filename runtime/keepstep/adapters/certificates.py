@@ -26,7 +26,7 @@ NODE_DAYS = 60
 """Longer than any job of SageMaker's may take, which is 28 days."""
 AUTHORITY_DAYS = 2 * NODE_DAYS
 _CLOCKS_DIFFER = dt.timedelta(days=1)
-_COMMON_NAME_MAX = 64
+_NAME_MAX = 64
 
 
 class BadAuthority(Exception):
@@ -188,7 +188,8 @@ def _general(place: str) -> x509.GeneralName:
 
 
 def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:_COMMON_NAME_MAX])])
+    """No common name: etcd takes that for a user's, and its gateway complains of it at every request."""
+    return x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, text[:_NAME_MAX])])
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -11,7 +11,7 @@ import tempfile
 import traceback
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -33,6 +33,7 @@ from keepstep.app.options import TrainOptions, find_base_dir, parse_train_option
 from keepstep.app.sampling import Sampler
 from keepstep.app.storing import Storing
 from keepstep.app.supervisor import Supervisor
+from keepstep.app.trust import Trust, demand_trust_off, trust_of
 from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.causes import FailureCause
@@ -131,6 +132,8 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
     named = contract.store or policy.checkpoint.store
     store = None if named == "none" else named
     host, hosts = contract.current_host, contract.hosts
+    if len(hosts) > 1 and store is None and policy.coordination.endpoints == "embedded":
+        demand_trust_off(policy)
     strategy = choose_strategy(contract, policy.launch.strategy, count_gpus())
     nonce = uuid.uuid4().hex[:8]
     job = JobSpec(
@@ -179,6 +182,7 @@ class Agent:
         self._deadline: float | None = None
         self._memo: tuple[int, int] | None = None
         self._members: Members | None = None
+        self._trust: Trust | None = None
 
     def log(self, text: str) -> None:
         """One line for people; never waits."""
@@ -221,10 +225,14 @@ class Agent:
                 tasks.create_task(work)
                 for work in (coordination.watch(), storing.run(), sampler.run(), watch_gpus(policy, metrics, self.log))
             ]
+            if self._trust is not None and isinstance(coordinator, EtcdCoordinator) and self._members is not None:
+                background.append(tasks.create_task(self._trust.keep(coordinator, self._members)))
             if memo.get("lease"):
                 tasks.create_task(coordination.revoke(int(memo["lease"])))
             code = await supervisor.run(self._perform(executor, sampler), lambda state: self._follow(state, tasks))
             metrics.up(False)
+            if self._trust is not None:
+                await self._trust.end(supervisor.state, storing.ask)
             await executor.close()
             for task in background:
                 task.cancel()
@@ -287,7 +295,11 @@ class Agent:
             setup.environment.get("PATH"),
             () if external == "embedded" else tuple(external),
         )
-        coordinator = EtcdCoordinator(site.urls(job.etcd_hosts), idle_s=_WATCH_IDLE_S)
+        if external == "embedded" and setup.policy.coordination.tls == "on" and setup.store is not None:
+            self._trust = trust_of(site, setup.store, self.log)
+            tls, token = await self._trust.obtain(again=job.boot > 0)
+            site = replace(site, tls=tls, token=token)
+        coordinator = EtcdCoordinator(site.urls(job.etcd_hosts), tls=site.tls, idle_s=_WATCH_IDLE_S)
         self._members = Members(site, coordinator, self._init, self.log)
         await self._members.start()
         return coordinator

@@ -145,6 +145,11 @@ class Members:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def restart(self) -> None:
+        """Have the member of this host start again, with the certificates that are there now."""
+        if self._command is not None:
+            await self._init.stop_companion("etcd")
+
     async def _again(self, command: MemberCommand) -> None:
         await sleep(_REST_S)
         await self._run(command)

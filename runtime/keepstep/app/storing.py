@@ -63,6 +63,10 @@ class Storing:
             self._log(f"uploader ended with {status}; starting another one")
             self._again.set()
 
+    async def ask(self, command: Mapping[str, object]) -> dict[str, Any]:
+        """Ask the uploader for what is no business of the fold; UploaderGone where there is none."""
+        return await self._call(command)
+
     async def _call(self, command: Mapping[str, object], fd: int | None = None) -> dict[str, Any]:
         return await self._client.call(command, fd)
 
