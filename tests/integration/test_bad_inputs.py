@@ -107,8 +107,13 @@ def taken_port(container: Container) -> None:
     container.options += ["--set", f"telemetry.listen=127.0.0.1:{port}"]
 
 
-def no_etcd(container: Container) -> None:
+def no_common_store(container: Container) -> None:
     container.write("input/config/resourceconfig.json", resources(hosts=["algo-1", "algo-2"]))
+
+
+def no_etcd(container: Container) -> None:
+    no_common_store(container)
+    container.options += ["--set", "coordination.tls=off"]
     container.write("bin/empty", "")
     container.environment["PATH"] = str(container.base / "bin")
 
@@ -180,6 +185,7 @@ PARSING: dict[str, Case] = {
     "command line: a store that is none": Case(options("--store", "s3://"), 78, ("--store", "s3://")),
     "host: port taken": Case(taken_port, 78, ("telemetry.listen", "in use", "port 0")),
     "host: scratch is a file": Case(file_for_a_folder("--scratch-dir"), 78, ("--scratch-dir", "taken")),
+    "hosts: no store in common": Case(no_common_store, 78, ("coordination.tls", "--store", "coordination.tls=off")),
     "host: no etcd": Case(no_etcd, 75, ("etcd is not on PATH", "apt-get install etcd-server")),
 }
 
