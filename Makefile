@@ -14,7 +14,7 @@ DEV_STAMP := .venv/.stamp-$(shell cat requirements/dev.txt | sha256sum | cut -c1
 TF_STAMP := .venv-tf/.stamp-$(shell cat requirements/tensorflow.txt requirements/tf-keras.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf etcd lint check test wheels demo bench-overhead soak requirements clean
+.PHONY: venv venv-tf etcd lint check test wheels demo bench-overhead soak campaign requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -76,6 +76,11 @@ bench-overhead: venv venv-tf etcd
 SECONDS ?= 600
 soak: venv etcd
 	PYTHONPATH=runtime $(PY) benchmarks/soak.py --seconds $(SECONDS)
+
+# Ten thousand simulated jobs of 3 to 100 hosts; about half an hour on two cores. SEEDS=0:500 makes it short.
+SEEDS ?= 0:10000
+campaign: venv
+	$(PY) -m tests.simulation.campaign --seeds $(SEEDS)
 
 # Pins again what requirements/*.in ask for; needs uv on PATH, or UV=/path/to/uv.
 requirements:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from keepstep.core.policy import Policy
 from keepstep.intake.policy import load_policy
-from keepstep.simulation.run import run_seed
+from keepstep.simulation.many import run_many
+from keepstep.simulation.run import Outcome, run_seed
 
 POLICY_FILE = Path(__file__).with_name("patient.yaml")
 
@@ -62,4 +63,14 @@ def told_how_to_replay(seed: int) -> Iterator[None]:
         yield
     except BaseException as error:
         error.add_note(replay_command(seed))
+        raise
+
+
+def play_many(seed_and_hosts: tuple[int, int]) -> Outcome:
+    """One seed of the campaign of many hosts; 0 hosts has the seed draw their number."""
+    seed, hosts = seed_and_hosts
+    try:
+        return run_many(seed, patient(), hosts)
+    except BaseException as error:
+        error.add_note(f"python -m tests.simulation.campaign --seeds {seed}:{seed + 1}")
         raise

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from keepstep.core import actions as a
 from keepstep.core.causes import FailureCause
 from keepstep.core.records import LEASED, GenerationRecord, Phase
+from keepstep.errors import ExitCode
 
 if TYPE_CHECKING:
     from keepstep.core.state import Decision
@@ -42,6 +43,8 @@ class Checkers:
             if known.record.number < newest:
                 self.violation(f"{host.name} goes back from generation {newest} to {known.record.number}")
             self._newest_known[state.job.node_id] = known.record.number
+        if state.exit_code == ExitCode.TOO_FEW_HOSTS:
+            self.world.gives_up(host)
         for action in decision.actions:
             if isinstance(action, a.StartWorker | a.Put):
                 lease = state.lease
@@ -67,7 +70,11 @@ class Checkers:
         record = action.record
         if isinstance(record, LEASED) and action.lease not in self.world.coordinator.leases:
             return
-        if not isinstance(record, GenerationRecord) or record.phase is Phase.ENDED:
+        if not isinstance(record, GenerationRecord):
+            return
+        if record.phase is Phase.ENDED:
+            if record.exit_code == ExitCode.TOO_FEW_HOSTS and not self.world.interrupted:
+                self.world.gives_up(host, record)
             return
         known = self.world.coordinator.kept.get("generation")
         if known is None or known.revision != action.expect:
@@ -79,6 +86,7 @@ class Checkers:
             self.violation(f"generation {record.number} has two memberships")
         if record.phase is Phase.READY and world not in self._ready:
             self._ready.add(world)
+            self.world.check_ready(record)
             self._check_resume(record)
 
     def _check_resume(self, record: GenerationRecord) -> None:

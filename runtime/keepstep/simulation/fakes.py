@@ -54,6 +54,29 @@ class FakeCoordinator:
         self._clock.after(ttl_s + 0.001, lambda: self._expire(lease))
         return True
 
+    def hears(self, host: str, endpoints: tuple[str, ...]) -> bool:
+        """Whether a request of this host arrives, if it asks the etcd on these hosts."""
+        return not self.down
+
+    def answers(self, host: str, endpoints: tuple[str, ...]) -> bool:
+        """Whether this host hears what it is answered, and what the watch tells."""
+        return True
+
+    def join(self, host: str, hosts: tuple[str, ...]) -> bool:
+        """Make this host a member; there is but one here, which is never replaced."""
+        return False
+
+    def delete(self, key: str) -> None:
+        """Delete one record, if it is there."""
+        if self.kept.pop(key, None) is not None:
+            self.revision += 1
+            self._tell(key, None)
+
+    def forget(self, prefix: str) -> None:
+        """Delete every record whose key begins so."""
+        for key in [key for key in self.kept if key.startswith(prefix)]:
+            self.delete(key)
+
     def revoke(self, lease: int) -> None:
         if self.leases.pop(lease, None) is not None:
             self._drop_bound_to(lease)

@@ -46,6 +46,7 @@ class SimHost:
         self.cut = self.frozen = self.uploader_down = self.gone = False
         self.boot = self.life = 0
         self.too_late = False
+        self.endpoints = world.etcd_hosts
         self.shelf = Shelf()
         self.state: State | None = None
         self.worker: SimWorker | None = None
@@ -65,6 +66,7 @@ class SimHost:
         self.up, self.exit_code, self.boot = True, None, 0
         self.too_late = any(record.phase is Phase.ENDED for record in self.world.coordinator.history[-1:])
         self.shelf = Shelf()
+        self.world.host_changed()
         self._start_agent()
 
     def power_off(self, for_good: bool = False) -> None:
@@ -107,10 +109,11 @@ class SimHost:
         self.life += 1
         self.frozen, self._pending, self._backlog, self._timer_at = False, [], [], None
         self._told = []
+        self.endpoints = self.world.known_etcd_hosts()
         job = JobSpec(
             name="job", host=self.name, hosts=self.world.names, node_id=f"{self.name}-{self.life}", boot=self.boot,
             address=self.name, port_base=20000, run=f"run{self.life}", strategy="multi_worker", python="python",
-            script="train.py", arguments=(), has_store=True, etcd_hosts=self.world.names[:1],
+            script="train.py", arguments=(), has_store=True, etcd_hosts=self.world.etcd_hosts,
         )  # fmt: skip
         self.state = initial_state(job, self.world.policy, self.now())
         self._incarnation = -1
@@ -159,6 +162,7 @@ class SimHost:
         if self.state.exit_code is not None:
             self.exit_code, self.up = self.state.exit_code, False
             self._end_agent()
+            self.world.host_changed()
         else:
             self._set_timer(self.state.wake_at)
 
@@ -199,8 +203,14 @@ class SimHost:
             case a.Put():
                 self._ask(action.operation, lambda: self._put(action))
             case a.RevokeLease():
-                if not self.cut and not self.world.coordinator.down:
+                if self._is_heard():
                     self.world.coordinator.revoke(action.lease)
+            case a.ForgetRecords():
+                self.world.clock.after(self.world.latency_s(self.random), lambda: self._forget(action.prefix))
+            case a.UseEtcd():
+                self.endpoints = action.hosts
+            case a.JoinEtcd():
+                self._join_etcd(action)
             case a.StartWorker():
                 self.worker = SimWorker(self, action, self.random)
                 self.world.worker_started(self, self.worker)
@@ -233,16 +243,40 @@ class SimHost:
 
     # --- the coordinator ---------------------------------------------------------------------------------------------
 
+    def _is_heard(self) -> bool:
+        return not self.cut and self.world.coordinator.hears(self.name, self.endpoints)
+
+    def _is_answered(self) -> bool:
+        return not self.cut and self.world.coordinator.answers(self.name, self.endpoints)
+
+    def _forget(self, prefix: str) -> None:
+        if self._is_heard():
+            self.world.coordinator.forget(prefix)
+
+    def _join_etcd(self, action: a.JoinEtcd) -> None:
+        """Start a member beside the others, in place of one that is lost."""
+
+        def finish() -> None:
+            if self.up and self.world.coordinator.join(self.name, action.hosts):
+                self.post(e.EtcdJoined(action.operation))
+            else:
+                self.post(e.OperationFailed(action.operation, "no majority to join", 1.0))
+
+        life = self.life
+        self.world.clock.after(self.random.uniform(0.5, 3.0), lambda: finish() if self.life == life else None)
+
     def _ask(self, operation: str, request: object) -> None:
         """One round trip: the request takes a while, and so does the answer, which may get lost."""
         world, life = self.world, self.life
 
         def arrive() -> None:
-            if self.cut or world.coordinator.down:
+            if not self._is_heard():
                 world.clock.after(1.0, lambda: self._failed(operation, life))
                 return
             event = request()  # type: ignore[operator]
-            if event is not None and self.life == life:
+            if not self._is_answered():
+                world.clock.after(1.0, lambda: self._failed(operation, life))
+            elif event is not None and self.life == life:
                 self.post(event, world.latency_s(self.random))
 
         world.clock.after(world.latency_s(self.random), arrive)
@@ -254,7 +288,8 @@ class SimHost:
     def _grant(self, action: a.GrantLease) -> e.Event:
         sent = self.now()
         lease = self.world.coordinator.grant(action.ttl_s)
-        self._schedule_keepalive(lease, action.ttl_s, self.life)
+        if self._is_answered():
+            self._schedule_keepalive(lease, action.ttl_s, self.life)
         if self._incarnation != self.world.coordinator.incarnation:
             self._resync()
         return e.LeaseGranted(lease, sent + action.ttl_s - 2 * self.world.latency_max_s)
@@ -268,9 +303,11 @@ class SimHost:
         current = self.state.lease
         if current is not None and current.lease != lease:
             return
-        if not (self.cut or self.frozen or self.world.coordinator.down):
-            sent = self.now()
-            if self.world.coordinator.keep_alive(lease, ttl_s):
+        if not self.frozen and self._is_heard():
+            sent, known = self.now(), self.world.coordinator.keep_alive(lease, ttl_s)
+            if not self._is_answered():
+                pass  # it is renewed, and nobody here knows
+            elif known:
                 self.post(e.LeaseRenewed(lease, sent + ttl_s), self.world.latency_s(self.random))
             else:
                 self.post(e.LeaseLost(lease), self.world.latency_s(self.random))
@@ -291,7 +328,7 @@ class SimHost:
         def read() -> None:
             if self.life != life:
                 return
-            if self.cut or world.coordinator.down:
+            if not (self._is_heard() and self._is_answered()):
                 world.clock.after(0.5, read)
                 return
             self._incarnation = world.coordinator.incarnation
@@ -305,7 +342,7 @@ class SimHost:
             return
         event: e.Event = e.RecordGone(key, revision) if record is None else e.RecordSeen(record, revision)
         self._told = [*self._told[-_REMEMBERED:], event]
-        if self.cut:
+        if self.cut or not self.world.coordinator.answers(self.name, self.endpoints):
             self._backlog.append(event)
         else:
             self.post(event, self.world.watch_latency_s)

@@ -10,6 +10,7 @@ from random import Random
 from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.policy import Policy
+from keepstep.core.records import GenerationRecord
 from keepstep.core.state import Decision
 from keepstep.simulation.checkers import Checkers
 from keepstep.simulation.clockwork import Clockwork
@@ -33,6 +34,8 @@ class Outcome:
     reasons: Counter[str] = field(default_factory=Counter)
     turns: int = 0
     virtual_s: float = 0.0
+    hosts: int = 0
+    codes: tuple[int, ...] = ()
 
 
 class World:
@@ -41,10 +44,12 @@ class World:
     def __init__(self, seed: int, policy: Policy, hosts: int, last_step: int) -> None:
         self.random, self.policy, self.last_step = Random(seed), policy, last_step
         self.clock = Clockwork()
-        self.coordinator = FakeCoordinator(self.clock)
+        self.names = tuple(f"algo-{n}" for n in range(1, hosts + 1))
+        self.faults_last_s = FAULTS_LAST_S
+        self.coordinator = self._coordinator(self.clock)
         self.coordinator.on_expiry.append(self._lease_expired)
         self.store = FakeStore()
-        self.names = tuple(f"algo-{n}" for n in range(1, hosts + 1))
+        self.etcd_hosts = self.names[:1]
         self.latency_max_s = 0.01
         self.watch_latency_s = 0.003
         self.seals = 0
@@ -60,6 +65,13 @@ class World:
         self._barriers: dict[tuple[int, int], list[SimWorker]] = {}
         self._broken: set[int] = set()
         self.trace: Callable[[SimHost, e.Event, Decision], None] | None = None
+
+    def _coordinator(self, clock: Clockwork) -> FakeCoordinator:
+        return FakeCoordinator(clock)
+
+    def known_etcd_hosts(self) -> tuple[str, ...]:
+        """Where an agent that starts asks for etcd."""
+        return self.etcd_hosts
 
     def latency_s(self, random: Random) -> float:
         return random.uniform(0.0005, self.latency_max_s)
@@ -80,12 +92,18 @@ class World:
             self.clock.after(STEP_S, lambda: self._complete(waiting, step))
 
     def _complete(self, workers: list[SimWorker], step: int) -> None:
-        if all(worker.alive for worker in workers):
+        if not self.lines_between(workers):
+            self.clock.after(STEP_S, lambda: self._complete(workers, step))
+        elif all(worker.alive for worker in workers):
             for worker in workers:
                 worker.step_done(step)
         else:
             for worker in workers:
                 self._becomes_victim(worker)
+
+    def lines_between(self, workers: list[SimWorker]) -> bool:
+        """Whether these workers hear each other."""
+        return True
 
     def peer_died(self, worker: SimWorker) -> None:
         """Who waits for a dead rank becomes its victim, and so does who comes to wait for it later."""
@@ -110,6 +128,18 @@ class World:
 
     def check_put(self, host: SimHost, action: a.Put) -> None:
         self.checkers.put(host, action)
+
+    def host_changed(self) -> None:
+        """A container came, or left."""
+
+    def check_ready(self, record: GenerationRecord) -> None:
+        """A generation becomes ready."""
+
+    def check_commit(self, generation: int) -> None:
+        """A checkpoint is about to be committed."""
+
+    def gives_up(self, host: SimHost, record: GenerationRecord | None = None) -> None:
+        """A host leaves, or ends the job, since hosts are missing."""
 
     def worker_started(self, host: SimHost, worker: SimWorker) -> None:
         self.checkers.started(host, worker)
@@ -137,11 +167,11 @@ class World:
         at = 0.0
         while faults:
             at += self.random.expovariate(1 / 8.0)
-            if at > FAULTS_LAST_S:
+            if at > self.faults_last_s:
                 break
             fault = self.random.choice(faults)
             self.clock.after(at, lambda f=fault: self.inflict(f))  # type: ignore[misc]
-        end = self.clock.now + FAULTS_LAST_S + PEACE_S
+        end = self.clock.now + self.faults_last_s + PEACE_S
         self.clock.run_until(end, lambda: bool(self.checkers.violations) or self._over())
         if not self.checkers.violations and not self._over():
             self.checkers.violation("liveness: the job did not end after the faults had stopped")

@@ -55,6 +55,8 @@ class SimUploader:
     def _commit(self, action: a.CommitCheckpoint) -> e.Event:
         store = self._host.world.store
         head = store.commit(action.generation, action.step, action.digest)
+        if head is not None:
+            self._host.world.check_commit(action.generation)
         if store.loses_answers and self._host.random.random() < 0.5:
             return e.OperationFailed(action.operation, "no answer", _AGAIN_S)
         if head is None:
