@@ -184,7 +184,7 @@ PARTITIONS: dict[str, Callable[[ManyHosts, str, str], None]] = {
 
 @pytest.mark.parametrize(
     ("shape", "job"),
-    [(shape, lockstep) for shape in PARTITIONS] + [("leader off", tensorflow)],
+    [*(pytest.param(shape, lockstep, marks=pytest.mark.hosts) for shape in PARTITIONS), ("leader off", tensorflow)],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_a_partition_that_heals_costs_a_generation(shape: str, job: Callable[..., ManyHosts], tmp_path: Path) -> None:
@@ -207,6 +207,7 @@ def test_a_partition_that_heals_costs_a_generation(shape: str, job: Callable[...
         }
 
 
+@pytest.mark.hosts
 def test_lost_and_late_packets_do_no_harm(tmp_path: Path) -> None:
     with lockstep(tmp_path, 400, *PATIENT) as run:
         trains(run)
@@ -236,6 +237,7 @@ def test_a_host_that_keeps_etcd_is_replaced_by_one_that_does_not(tmp_path: Path)
         is_done(run, 100)
 
 
+@pytest.mark.hosts
 def test_an_etcd_that_dies_is_started_again_on_its_data(tmp_path: Path) -> None:
     with lockstep(tmp_path, 450, *PATIENT) as run:
         trains(run)
@@ -258,6 +260,7 @@ def test_who_loses_the_only_etcd_commits_what_is_sealed_and_gives_up(tmp_path: P
         assert (head["step"], head["generation"]) == (sealed, first), run.told()
 
 
+@pytest.mark.hosts
 def test_an_etcd_that_is_there_already_is_used(tmp_path: Path) -> None:
     with lockstep(tmp_path, 300, *SHRINK, hosts=2, etcd_elsewhere=True) as run:
         _, first = trains(run)

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.hosts, pytest.mark.timeout(500)]
 
 
 def test_a_job_that_is_hurt_every_five_seconds_reaches_its_last_step(tmp_path):

@@ -39,6 +39,7 @@ class Coordination:
         self._coordinator, self._clock, self._post, self._log = coordinator, clock, post, log
         self.prefix = prefix_of(job)
         self._held: int | None = None
+        self._finished = False
 
     async def hold_lease(self, action: a.GrantLease) -> None:
         """Get a lease and renew it, at three times the pace that would do, until it is lost or another one is asked
@@ -49,6 +50,9 @@ class Coordination:
             lease = await self._coordinator.grant(action.ttl_s)
         except (CoordinatorUnavailable, CoordinatorRefused) as error:
             self._post(e.OperationFailed(action.operation, str(error)))
+            return
+        if self._finished:  # nobody would renew it or wait for it
+            await self.revoke(lease)
             return
         self._held = lease
         self._post(e.LeaseGranted(lease, sent + action.ttl_s))
@@ -81,7 +85,8 @@ class Coordination:
             self._log(f"lease not revoked: {str(error) or 'no answer'}")
 
     async def finish(self) -> None:
-        """Let go of the lease that is still held, so that the others need not wait for its end."""
+        """Let go of the lease that is still held or asked for, so that the others need not wait for its end."""
+        self._finished = True
         if self._held is not None:
             await self.revoke(self._held)
 
