@@ -20,7 +20,7 @@ _TICK_S = 1.0
 _WELL_AFTER_S = 8.0
 """A shorter spell in which all seems well may be too short for a node to register, and so to notice."""
 _ORDER_LASTS_S = 60.0
-_SIZES = ((3, 5, 0.86), (6, 10, 0.12), (11, 24, 0.016), (25, 63, 0.003), (64, 100, 0.001))
+_SIZES = ((3, 5, 0.74), (6, 10, 0.19), (11, 24, 0.055), (25, 63, 0.01), (64, 100, 0.005))
 """From, to, share of the seeds: what a job costs grows with the square of its hosts."""
 
 
@@ -181,10 +181,11 @@ def run_many(seed: int, base: Policy, hosts: int = 0, trace: object = None) -> O
     """Play one seed of the campaign; `hosts` 0 draws their number, too."""
     random = Random(f"many/{seed}")
     hosts = hosts or hosts_of(random)
-    last_step = random.choice((20, 40)) if hosts <= 10 else 12
+    last_step = random.choice((20, 40)) if hosts <= 10 else 20
     world = ManyWorld(seed, policy_of(random, base, hosts), hosts, last_step)
     world.trace = trace  # type: ignore[assignment]
     world.faults_last_s = 40.0 if hosts <= 10 else 20.0
+    world.fault_every_s = random.choice((3.0, 6.0))
     world.play(MANY_FAULTS)
     violations = list(world.checkers.violations) or world.at_the_end()
     return Outcome(

@@ -45,7 +45,7 @@ class World:
         self.random, self.policy, self.last_step = Random(seed), policy, last_step
         self.clock = Clockwork()
         self.names = tuple(f"algo-{n}" for n in range(1, hosts + 1))
-        self.faults_last_s = FAULTS_LAST_S
+        self.faults_last_s, self.fault_every_s = FAULTS_LAST_S, 8.0
         self.coordinator = self._coordinator(self.clock)
         self.coordinator.on_expiry.append(self._lease_expired)
         self.store = FakeStore()
@@ -166,7 +166,7 @@ class World:
             self.clock.after(self.random.uniform(0.0, 2.0), host.power_on)
         at = 0.0
         while faults:
-            at += self.random.expovariate(1 / 8.0)
+            at += self.random.expovariate(1 / self.fault_every_s)
             if at > self.faults_last_s:
                 break
             fault = self.random.choice(faults)
