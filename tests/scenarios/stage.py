@@ -148,6 +148,10 @@ class Stage:
                 self.post(done)
             case a.ReadHead():
                 head = self.head
+                if "head" in self.out_of_order:
+                    self.head = head = e.Head(9, 0, "", "")
+                if action.claim and head is not None:
+                    head = self.head = replace(head, generation=max(head.generation, action.claim))
                 if head is not None and head.manifest in action.without:
                     head = replace(head, step=10, digest="d10", manifest="manifests/10")
                 self.post(e.HeadRead(action.operation, head))

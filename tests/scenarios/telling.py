@@ -61,6 +61,9 @@ def tell_action(action: a.Action) -> str:
             return f"report {action.measure.value} {action.label} {round(action.value, 3)}".replace("  ", " ")
         case a.WriteOrders():
             return _orders(action)
+        case a.ReadHead():
+            without = f" without {list(action.without)}" if action.without else ""
+            return f"read head{without}" + (f", claimed for generation {action.claim}" if action.claim else "")
         case a.CommitCheckpoint():
             return f"commit step {action.step}"
         case a.WriteFailure():

@@ -135,8 +135,11 @@ class Storing:
             self._post(e.OperationFailed(action.operation, str(reply.get("detail")), _STORE_AGAIN_S))
 
     async def read_head(self, action: a.ReadHead) -> None:
-        """Read HEAD and the manifest it names."""
-        reply = await self._ask(action.operation, {"command": "head", "without": list(action.without)})
+        """Read HEAD, claimed for a generation where that is asked for."""
+        command: dict[str, object] = {"command": "head", "without": list(action.without)}
+        if action.claim:
+            command |= {"claim": action.claim, "run": action.run}
+        reply = await self._ask(action.operation, command)
         if reply is None:
             return
         if reply.get("ok"):

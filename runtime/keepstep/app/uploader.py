@@ -134,6 +134,8 @@ class Uploader:
 
     def _head(self, command: Mapping[str, Any]) -> dict[str, object]:
         store, job = self._opened()
+        if "claim" in command:
+            commit.claim(store, job, _number(command, "claim"), _run(command))
         head, unreadable = commit.newest_checkpoint(store, job, _texts(command, "without"))
         shown = head and {name: value for name, value in asdict(head).items() if name != "nonce"}
         return {"head": shown, "unreadable": list(unreadable)}
@@ -285,10 +287,14 @@ def _texts(command: Mapping[str, Any], field: str) -> frozenset[str]:
 
 
 def _name(command: Mapping[str, Any]) -> ManifestName:
-    name = ManifestName(_number(command, "generation"), _number(command, "step"), _text(command, "run"))
-    if not is_run(name.run):
-        raise InvalidCommand(f"{name.run!r} can not be a run's nonce")
-    return name
+    return ManifestName(_number(command, "generation"), _number(command, "step"), _run(command))
+
+
+def _run(command: Mapping[str, Any]) -> str:
+    run = _text(command, "run")
+    if not is_run(run):
+        raise InvalidCommand(f"{run!r} can not be a run's nonce")
+    return run
 
 
 def _wanted(fd: int | None) -> int:

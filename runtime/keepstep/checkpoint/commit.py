@@ -114,27 +114,44 @@ def commit(store: ObjectStore, manifest: Manifest, nonce: Callable[[], str] = ne
         Conflict: too many others write at the same time.
         StoreError: the store's own.
     """
-    _swap_head(store, manifest, lambda head: _claimed(head, manifest, nonce()))
+    _swap_head(store, manifest.job, lambda head: _claimed(head, manifest, nonce()))
     _put_manifest(store, manifest)
-    _swap_head(store, manifest, lambda head: _advanced(head, manifest, nonce()))
+    _swap_head(store, manifest.job, lambda head: _advanced(head, manifest, nonce()))
     return manifest.key
 
 
-def _swap_head(store: ObjectStore, manifest: Manifest, change: Callable[[Head | None], Head | None]) -> None:
+def claim(store: ObjectStore, job: str, generation: int, run: str, nonce: Callable[[], str] = new_nonce) -> None:
+    """Have HEAD carry this generation, so that older ones commit nothing any more; not where it carries a newer one.
+
+    Raises:
+        MalformedDocument: HEAD can not be read.
+        Conflict: too many others write at the same time.
+        StoreError: the store's own.
+    """
+
+    def claimed(head: Head | None) -> Head | None:
+        if head is not None and head.generation >= generation:
+            return None
+        return claim_head(head, generation, run, nonce())
+
+    _swap_head(store, job, claimed)
+
+
+def _swap_head(store: ObjectStore, job: str, change: Callable[[Head | None], Head | None]) -> None:
     """Replace HEAD by what `change` makes of it (None: it is well as it is), whoever else writes meanwhile."""
     for _ in range(ATTEMPTS):
-        seen = read_head(store, manifest.job)
+        seen = read_head(store, job)
         wanted = change(seen.head)
         if wanted is None:
             return
         try:
-            store.put(head_key(manifest.job), wanted.to_bytes(), if_absent=seen.etag is None, if_match=seen.etag)
+            store.put(head_key(job), wanted.to_bytes(), if_absent=seen.etag is None, if_match=seen.etag)
             return
         except (PreconditionFailed, Conflict):
-            after = read_head(store, manifest.job).head
+            after = read_head(store, job).head
             if after is not None and after.nonce == wanted.nonce:
                 return
-    raise Conflict(f"HEAD of {manifest.job} changed {ATTEMPTS} times while it was to be swapped")
+    raise Conflict(f"HEAD of {job} changed {ATTEMPTS} times while it was to be swapped")
 
 
 def _refuse(head: Head | None, manifest: Manifest) -> None:

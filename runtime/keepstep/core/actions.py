@@ -169,10 +169,16 @@ class CommitCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ReadHead:
-    """Read HEAD, leaving out manifests that were found corrupt."""
+    """Read HEAD, leaving out manifests that were found corrupt.
+
+    `claim` is the generation that is to have it from now on, 0 for none: one that is older commits nothing any more. It
+    is not taken from a newer one.
+    """
 
     operation: str
     without: tuple[str, ...]
+    claim: int = 0
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)

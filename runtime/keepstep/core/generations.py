@@ -39,6 +39,8 @@ def lead(turn: Turn) -> None:
     elif generation.phase is Phase.FORMING:
         if generation.members != elastic.chosen(turn, generation.members):
             _propose(turn, generation, Reason.MEMBERSHIP_CHANGED)
+        elif turn.state.store.head_known and _head_generation(turn) > generation.number:
+            _propose(turn, generation, Reason.COMMIT_FENCED)
         else:
             _settle(turn, generation)
     elif generation.phase is Phase.READY:
@@ -95,19 +97,26 @@ def _next_number(turn: Turn, generation: GenerationRecord | None) -> int:
     """One more than anything that anybody, HEAD included, has ever seen."""
     state = turn.state
     seen = [node.record.seen_generation for node in state.cluster.nodes.values()]
-    head = state.store.head.generation if state.store.head is not None else 0
     last = generation.number if generation is not None else 0
-    return max(state.seen_generation, head, last, *seen, 0) + 1
+    return max(state.seen_generation, _head_generation(turn), last, *seen, 0) + 1
+
+
+def _head_generation(turn: Turn) -> int:
+    head = turn.state.store.head
+    return 0 if head is None else head.generation
 
 
 def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
     """The first generation of this run, or of an etcd that lost its data: all hosts, numbered above HEAD's."""
     state = turn.state
-    if turn.interrupted or not elastic.gathered(turn) or not know_head(turn):
-        return
     base = state.last_generation
     if base is None or (ended is not None and base.number <= ended.number) or base.phase is Phase.ENDED:
         base = GenerationRecord(0, Phase.FORMING, state.job.node_id, ())
+    if turn.interrupted:
+        _end_before_it_began(turn, ended, base)
+        return
+    if not elastic.gathered(turn) or not know_head(turn):
+        return
     failures = (state.failure,) if state.failure is not None else ()
     record = GenerationRecord(
         number=_next_number(turn, ended),
@@ -123,6 +132,16 @@ def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
         served=base.served,
     )
     turn.put(record, Reason.FIRST_GENERATION, f"generation {record.number}")
+
+
+def _end_before_it_began(turn: Turn, ended: GenerationRecord | None, base: GenerationRecord) -> None:
+    """A drain was ordered while hosts were waited for: all who are there leave."""
+    members = elastic.chosen(turn, base.members)
+    if turn.state.cluster.requests and members:
+        number, run = _next_number(turn, ended), base.run or turn.state.job.run
+        none = evolve(base, number=number, members=members, run=run)
+        text = f"interrupted; {saved_text(base.durable_step)}"
+        end(turn, none, ExitCode.INTERRUPTED, text, Reason.NOTHING_TO_SAVE)
 
 
 def first_snapshot_every(turn: Turn) -> int:
@@ -200,6 +219,7 @@ def _settle(turn: Turn, generation: GenerationRecord) -> None:
         ledger=verdict.ledger,
         restarts=generation.restarts + (1 if root is not None else 0),
         root=root,
+        settled=generation.number,
     )
     if turn.put(ready, Reason.WORLD_STARTS, f"generation {ready.number} at step {start}"):
         turn.because(reason)
@@ -230,7 +250,10 @@ def choose_resume(turn: Turn, held: Resume | None) -> tuple[Resume | None, Reaso
 
 
 def know_head(turn: Turn) -> bool:
-    """Whether HEAD is known for the generation at hand; asks for it where it is not."""
+    """Whether HEAD is known for the generation at hand; asks for it where it is not.
+
+    A generation that takes over from another one claims HEAD with that: then no commit under way can come later.
+    """
     state = turn.state
     if not state.job.has_store or state.store.head_known:
         return True
@@ -238,7 +261,10 @@ def know_head(turn: Turn) -> bool:
     if failing_s > state.policy.elastic.wait_for_return and not any(slab.seal for slab in state.slabs):
         turn.leave(ExitCode.STORE_REFUSED, f"the store can not be read for {failing_s:.0f} s", Reason.STORE_UNAVAILABLE)
         return False
-    turn.attempt(ReadHead("head", state.store.corrupt), Reason.HEAD_WANTED)
+    forming = turn.generation
+    claims = forming is not None and forming.phase is Phase.FORMING and forming.settled > 0
+    claim, run = (forming.number, forming.run) if forming is not None and claims else (0, "")
+    turn.attempt(ReadHead("head", state.store.corrupt, claim, run), Reason.HEAD_WANTED)
     return False
 
 

@@ -153,6 +153,7 @@ class GenerationRecord:
         restarts: restarts of this job, planned ones left out.
         run: nonce of the run, part of object names in the store.
         root: the failure that came first.
+        settled: the newest generation that was ready, and so may have commits under way; 0 for none.
         pause: why all workers are to stop at one agreed step, for a new generation to go on from there; empty: no need.
         served: the orders that this generation or an earlier one has carried out.
         exit_code: set when the job has ended.
@@ -179,6 +180,7 @@ class GenerationRecord:
     exit_code: int | None = None
     verdict: str = ""
     root: Failure | None = None
+    settled: int = 0
     key: str = "generation"
     kind: Literal["generation"] = "generation"
 

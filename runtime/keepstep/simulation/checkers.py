@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from keepstep.core import actions as a
 from keepstep.core.causes import FailureCause
-from keepstep.core.records import LEASED, GenerationRecord, Phase
+from keepstep.core.records import GenerationRecord, Phase
 from keepstep.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -65,21 +65,12 @@ class Checkers:
             if all(abs(at - root.at) > 1.0 for at in self._unplanned.get(root.host, [])):
                 self.violation(f"planned stop on {root.host} taken for a failure in generation {record.number}")
 
-    def put(self, host: SimHost, action: a.Put) -> None:
+    def put(self, host: SimHost, record: GenerationRecord) -> None:
         """One membership per generation; no resume beyond what is sealed or committed."""
-        record = action.record
-        if isinstance(record, LEASED) and action.lease not in self.world.coordinator.leases:
-            return
-        if not isinstance(record, GenerationRecord):
-            return
         if record.phase is Phase.ENDED:
             if record.exit_code == ExitCode.TOO_FEW_HOSTS and not self.world.interrupted:
                 self.world.gives_up(host, record)
             return
-        known = self.world.coordinator.kept.get("generation")
-        if known is None or known.revision != action.expect:
-            if not (known is None and action.expect == 0):
-                return
         world = (record.run, record.number)
         members = self._members.setdefault(world, record.members)
         if members != record.members:

@@ -81,16 +81,20 @@ class FakeCoordinator:
         if self.leases.pop(lease, None) is not None:
             self._drop_bound_to(lease)
 
-    def put(self, record: Record, expect: int, lease: int, guard: int) -> int | None:
-        """The new revision, or None where a comparison failed or the lease is gone."""
+    def takes(self, record: Record, expect: int, lease: int, guard: int) -> bool:
+        """Whether this could be put now: all comparisons hold, and the lease lives."""
         known = self.kept.get(record.key)
         if (known.revision if known else 0) != expect and expect >= 0:
-            return None
+            return False
         if guard and (self.kept.get("leader") is None or self.kept["leader"].revision != guard):
+            return False
+        return not (lease and isinstance(record, LEASED)) or lease in self.leases
+
+    def put(self, record: Record, expect: int, lease: int, guard: int) -> int | None:
+        """The new revision, or None where a comparison failed or the lease is gone."""
+        if not self.takes(record, expect, lease, guard):
             return None
         bound = lease if isinstance(record, LEASED) else 0
-        if bound and bound not in self.leases:
-            return None
         self.revision += 1
         self.kept[record.key] = _Kept(record, self.revision, bound)
         if isinstance(record, GenerationRecord):
@@ -149,11 +153,17 @@ class FakeStore:
             return replace(head, step=0, manifest="", digest="")
         return replace(newest, generation=head.generation)
 
+    def claim(self, generation: int) -> None:
+        """Have HEAD carry this generation, unless it carries a newer one."""
+        if self.head is None or self.head.generation < generation:
+            self.head = replace(self.head or Head(0, 0, "", ""), generation=generation)
+
     def commit(self, generation: int, step: int, digest: str) -> Head | None:
         """Claim and swap HEAD in one; None where a newer generation has claimed it."""
         if self.head is not None and self.head.generation > generation:
             return None
-        if self.head is not None and self.head.generation == generation and self.head.step > step:
+        head = self.head
+        if head is not None and head.manifest.startswith(f"manifests/{generation}-") and head.step > step:
             return None
         self.head = Head(generation, step, digest, f"manifests/{generation}-{step}")
         if self.head not in self.committed:

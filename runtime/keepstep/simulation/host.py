@@ -112,8 +112,8 @@ class SimHost:
         self.endpoints = self.world.known_etcd_hosts()
         job = JobSpec(
             name="job", host=self.name, hosts=self.world.names, node_id=f"{self.name}-{self.life}", boot=self.boot,
-            address=self.name, port_base=20000, run=f"run{self.life}", strategy="multi_worker", python="python",
-            script="train.py", arguments=(), has_store=True, etcd_hosts=self.world.etcd_hosts,
+            address=self.name, port_base=20000, run=f"{self.name}-{self.life}", strategy="multi_worker",
+            python="python", script="train.py", arguments=(), has_store=True, etcd_hosts=self.world.etcd_hosts,
         )  # fmt: skip
         self.state = initial_state(job, self.world.policy, self.now())
         self._incarnation = -1
@@ -315,8 +315,10 @@ class SimHost:
         self._schedule_keepalive(lease, ttl_s, life)
 
     def _put(self, action: a.Put) -> e.Event:
-        self.world.check_put(self, action)
-        revision = self.world.coordinator.put(action.record, action.expect, action.lease, action.guard)
+        coordinator, wanted = self.world.coordinator, (action.record, action.expect, action.lease, action.guard)
+        if coordinator.takes(*wanted):
+            self.world.check_put(self, action.record)
+        revision = coordinator.put(*wanted)
         if revision is None:
             return e.PutRefused(action.operation)
         return e.RecordPut(action.operation, action.record, revision)
@@ -341,11 +343,15 @@ class SimHost:
         if self.state is None or self._incarnation != self.world.coordinator.incarnation:
             return
         event: e.Event = e.RecordGone(key, revision) if record is None else e.RecordSeen(record, revision)
-        self._told = [*self._told[-_REMEMBERED:], event]
-        if self.cut or not self.world.coordinator.answers(self.name, self.endpoints):
+        # a watch tells things in their order: what is new waits for what could not be told
+        if self.cut or self._backlog or not self.world.coordinator.answers(self.name, self.endpoints):
             self._backlog.append(event)
         else:
-            self.post(event, self.world.watch_latency_s)
+            self._tell(event)
+
+    def _tell(self, event: e.Event) -> None:
+        self._told = [*self._told[-_REMEMBERED:], event]
+        self.post(event, self.world.watch_latency_s)
 
     def stutter(self) -> None:
         """The watch tells once more what it told a while ago."""
@@ -362,7 +368,7 @@ class SimHost:
             return
         backlog, self._backlog = self._backlog, []
         for event in backlog:
-            self.post(event, self.world.watch_latency_s)
+            self._tell(event)
 
     def seal(self, slab: int, step: int) -> None:
         """The worker sealed a slab."""

@@ -6,7 +6,7 @@ from random import Random
 
 from keepstep.core.job import first_etcd_hosts
 from keepstep.core.policy import Elastic, Policy
-from keepstep.core.records import CordonRecord, GenerationRecord, OrderRecord, Phase, RequestRecord
+from keepstep.core.records import CordonRecord, GenerationRecord, OrderRecord, RequestRecord
 from keepstep.errors import ExitCode
 from keepstep.simulation.clockwork import Clockwork
 from keepstep.simulation.etcd import FakeEtcd, Network
@@ -31,6 +31,7 @@ class ManyWorld(World):
         self.network = Network()
         super().__init__(seed, policy, hosts, last_step)
         self.etcd_hosts = first_etcd_hosts(self.names)
+        self._claimed: set[tuple[str, int]] = set()
         self.cordoned_at: dict[str, float] = {}
         self._well_since: dict[str, float] = {}
         self._well_at: dict[str, float] = {}
@@ -128,14 +129,16 @@ class ManyWorld(World):
             self.checkers.violation(
                 f"generation {record.number} has {len(record.members)} members, {self.low} at least"
             )
+        if not self.store.down:
+            self._claimed.add((record.run, record.number))
         late = self.clock.now - self.policy.coordination.lease - 1.0
         for member in record.members:
             if f"cordons/{member.host}" in self.etcd.kept and self.cordoned_at.get(member.host, late + 1) < late:
                 self.checkers.violation(f"generation {record.number} has {member.host}, which is cordoned")
 
-    def check_commit(self, generation: int) -> None:
-        """Nobody commits for a generation once a newer one is ready."""
-        ready = [r.number for r in self.coordinator.history if r.phase is Phase.READY]
+    def check_commit(self, run: str, generation: int) -> None:
+        """Nobody commits once a newer generation is ready, unless no store was there for that one to claim HEAD."""
+        ready = [r.number for r in self.coordinator.history if r.run == run and (r.run, r.number) in self._claimed]
         if ready and generation < max(ready):
             self.checkers.violation(f"a commit of generation {generation}, {max(ready)} is ready")
 

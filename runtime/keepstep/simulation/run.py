@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.policy import Policy
-from keepstep.core.records import GenerationRecord
+from keepstep.core.records import GenerationRecord, Record
 from keepstep.core.state import Decision
 from keepstep.simulation.checkers import Checkers
 from keepstep.simulation.clockwork import Clockwork
@@ -126,8 +125,9 @@ class World:
         if self.trace is not None:
             self.trace(host, event, decision)
 
-    def check_put(self, host: SimHost, action: a.Put) -> None:
-        self.checkers.put(host, action)
+    def check_put(self, host: SimHost, record: Record) -> None:
+        if isinstance(record, GenerationRecord):
+            self.checkers.put(host, record)
 
     def host_changed(self) -> None:
         """A container came, or left."""
@@ -135,8 +135,8 @@ class World:
     def check_ready(self, record: GenerationRecord) -> None:
         """A generation becomes ready."""
 
-    def check_commit(self, generation: int) -> None:
-        """A checkpoint is about to be committed."""
+    def check_commit(self, run: str, generation: int) -> None:
+        """A checkpoint was committed."""
 
     def gives_up(self, host: SimHost, record: GenerationRecord | None = None) -> None:
         """A host leaves, or ends the job, since hosts are missing."""

@@ -56,7 +56,7 @@ class SimUploader:
         store = self._host.world.store
         head = store.commit(action.generation, action.step, action.digest)
         if head is not None:
-            self._host.world.check_commit(action.generation)
+            self._host.world.check_commit(action.run, action.generation)
         if store.loses_answers and self._host.random.random() < 0.5:
             return e.OperationFailed(action.operation, "no answer", _AGAIN_S)
         if head is None:
@@ -64,7 +64,10 @@ class SimUploader:
         return e.CheckpointCommitted(action.operation, action.generation, action.step, head.manifest, 0.1)
 
     def _read_head(self, action: a.ReadHead) -> e.Event:
-        return e.HeadRead(action.operation, self._host.world.store.head_without(action.without))
+        store = self._host.world.store
+        if action.claim:
+            store.claim(action.claim)
+        return e.HeadRead(action.operation, store.head_without(action.without))
 
     def _fetch(self, action: a.FetchSnapshot) -> e.Event:
         if action.manifest in self._host.world.store.rotten:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from keepstep.checkpoint.commit import Fenced, StaleStep, commit, newest_checkpoint, read_head, read_manifest
+from keepstep.checkpoint.commit import Fenced, StaleStep, claim, commit, newest_checkpoint, read_head, read_manifest
 from keepstep.checkpoint.keys import ManifestName
 from keepstep.checkpoint.retrying import RetryingStore
 from keepstep.checkpoint.strict_json import MalformedDocument
@@ -35,6 +35,35 @@ def test_committing_again_changes_nothing():
     assert commit(store, replace(manifest, created_unix=manifest.created_unix + 5)) == manifest.key
     assert read_head(store, "job") == before
     assert read_manifest(store, "job", manifest.key) == manifest
+
+
+def test_a_claim_keeps_what_is_committed_and_fences_who_is_older():
+    store = memory_store()
+    manifest = committed(store, 1, 10, run="a")
+    claim(store, "job", 2, "a")
+    head = read_head(store, "job").head
+    assert head is not None
+    assert (head.generation, head.step, head.manifest, head.digest) == (2, 10, manifest.key, manifest.digest)
+    with pytest.raises(Fenced, match="generation 2"):
+        committed(store, 1, 30, run="a")
+    committed(store, 2, 20, run="a")
+    assert head_of(store) == (2, 20, "a")
+
+
+def test_a_claim_of_an_older_generation_changes_nothing():
+    store = memory_store()
+    committed(store, 3, 10, run="a")
+    before = read_head(store, "job")
+    for generation in (2, 3):
+        claim(store, "job", generation, "b")
+    assert read_head(store, "job") == before
+
+
+def test_a_claim_whose_answer_is_lost_is_known_by_its_nonce():
+    store = memory_store()
+    committed(store, 1, 10, run="a")
+    claim(RetryingStore(TroubledStore(store, after=fail_at(2)), pause=lambda seconds: None), "job", 2, "a")
+    assert head_of(store) == (2, 10, "a")
 
 
 def test_a_newer_generation_takes_over_and_the_older_one_is_fenced():
