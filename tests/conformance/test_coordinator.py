@@ -297,6 +297,23 @@ def test_two_watches_hear_the_same(check):
     check(scenario)
 
 
+def test_a_span_of_a_prefix_is_read_and_watched_alone(check):
+    async def scenario(c):
+        for name in ("a", "b", "m/1", "s", "sz"):
+            await c.put(P + name, name)
+        revision, found = await c.read(P, ("b", "s"))
+        assert [kv.key for kv in found] == [P + "b", P + "m/1"]
+        async with aclosing(c.watch(P, revision, ("b", "s"))) as watch:
+            for name in ("a", "s", "m/2", "t"):
+                await c.put(P + name, "new")
+            await c.delete(P + "a")
+            await c.delete(P + "b")
+            events = await take(watch, 2)
+        assert [(event.key, event.value) for event in events] == [(P + "m/2", "new"), (P + "b", None)]
+
+    check(scenario)
+
+
 def test_a_closed_watch_ends(check):
     async def scenario(c):
         revision, _ = await c.read(P)

@@ -9,7 +9,8 @@ FUNCTION_LINES_MAX = 60
 PARAMETERS_MAX = 6
 CORE_LINES_MAX = 2500
 VOCABULARY_NAMES = (
-    *("actions", "causes", "codec", "events", "facts", "job", "policy", "quantities", "reasons", "records", "view"),
+    *("actions", "causes", "codec", "events", "facts", "job", "policy", "quantities", "reasons", "records", "values"),
+    "view",
 )
 VOCABULARY = {f"{name}.py" for name in VOCABULARY_NAMES}
 """Declarations: what is known, said and wanted. They decide nothing, and grow with every knob and every fact."""

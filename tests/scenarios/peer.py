@@ -163,4 +163,6 @@ class Peer:
     def _put(self, record: object) -> None:
         kept = self.stage.records.get(record.key)
         if kept is None or kept[0] != record:
-            self.stage.post(RecordSeen(record, self.stage.write(record)))
+            revision = self.stage.write(record)
+            if self.stage.watches(record.key):
+                self.stage.post(RecordSeen(record, revision))

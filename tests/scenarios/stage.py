@@ -15,6 +15,7 @@ from keepstep.core.decide import decide, initial_state
 from keepstep.core.job import JobSpec, first_etcd_hosts
 from keepstep.core.records import (
     LEASED,
+    OF_MEMBERS_KEYS,
     CordonRecord,
     EtcdRecord,
     GenerationRecord,
@@ -50,6 +51,7 @@ class Stage:
         self.head: e.Head | None = None
         self.worker = ""
         self.entered = 0
+        self.watches_all = False
         self.page: dict[int, e.SlabSeal] = {}
         self.out_of_order: set[str] = set()
         self.peer = Peer(self) if hosts > 1 else None
@@ -82,7 +84,16 @@ class Stage:
     def vanish(self, key: str) -> None:
         if self.records.pop(key, None) is not None:
             self.revision += 1
-            self.post(e.RecordGone(key, self.revision))
+            if self.watches(key):
+                self.post(e.RecordGone(key, self.revision))
+
+    def watches(self, key: str) -> bool:
+        """Whether the node's watch tells of this key."""
+        return self.watches_all or not key.startswith(OF_MEMBERS_KEYS)
+
+    def _read(self) -> e.ClusterRead:
+        found = tuple(each for key, each in self.records.items() if self.watches(key))
+        return e.ClusterRead(found, self.watches_all)
 
     def _answer(self, action: a.Action) -> None:
         match action:
@@ -104,6 +115,9 @@ class Stage:
                     self.page.pop(slab, None)
             case a.SampleEntered():
                 self.post(e.EnteredSampled(action.operation, action.worker_id, self.entered))
+            case a.WatchAll():
+                self.watches_all = True
+                self.post(self._read())
             case a.JoinEtcd():
                 self.post(e.EtcdJoined(action.operation))
             case _:
@@ -113,7 +127,7 @@ class Stage:
         _, revision = self.records.get(action.record.key, (None, 0))
         if "coordinator" in self.out_of_order:
             self.post(e.OperationFailed(action.operation, "no answer", 3600.0))
-        elif revision != action.expect:
+        elif action.expect not in (-1, revision):
             self.post(e.PutRefused(action.operation))
         else:
             self.post(e.RecordPut(action.operation, action.record, self.write(action.record)))
@@ -168,7 +182,7 @@ class Stage:
         kept = [(int(number), int(step)) for number, _, step in (text.partition("@") for text in slabs)]
         seals = tuple(self._seal(slab, step) for slab, step in kept)
         self.happens(e.AgentStarted(tuple((slab, 100) for slab, _ in kept), seals))
-        self.happens(e.ClusterRead(tuple(self.records.values())))
+        self.happens(self._read())
 
     def waits(self, seconds: str) -> None:
         """Time passes; the lease is renewed meanwhile."""
@@ -270,10 +284,10 @@ class Stage:
 
     def restarts_agent(self, seen_generation: str) -> None:
         """The agent died and is back, with what init kept of it."""
-        job = replace(self.state.job, node_id="one-again", boot=1)
+        job, self.watches_all = replace(self.state.job, node_id="one-again", boot=1), False
         self.state = initial_state(job, self.state.policy, self.now)
         self.happens(e.AgentStarted((), (), int(seen_generation)))
-        self.happens(e.ClusterRead(tuple(self.records.values())))
+        self.happens(self._read())
 
     def cordoned(self, host: str) -> None:
         """An operator wants a host out."""

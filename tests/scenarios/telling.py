@@ -55,7 +55,7 @@ def tell_action(action: a.Action) -> str:
             return f"put {tell_record(action.record)}"
         case a.StartWorker():
             return f"start worker rank {action.rank}"
-        case a.StopWorker() | a.RevokeLease() | a.SweepStore():
+        case a.StopWorker() | a.RevokeLease() | a.SweepStore() | a.WatchAll():
             return _words(type(action).__name__)
         case a.Report():
             return f"report {action.measure.value} {action.label} {round(action.value, 3)}".replace("  ", " ")

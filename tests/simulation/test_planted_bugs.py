@@ -7,7 +7,7 @@ import pytest
 from keepstep.core import checkpoints, cluster, decide, elastic, generations, membership, workers
 from keepstep.core import events as e
 from keepstep.core.records import Resume
-from keepstep.core.state import evolve
+from keepstep.core.values import evolve
 from tests.simulation.seeds import first_violation, play
 
 ENOUGH = range(400)

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from keepstep.ports import (
     CoordinatorRefused,
@@ -14,6 +15,7 @@ from keepstep.ports import (
     KeyEvent,
     KeyValue,
     LeaseGone,
+    Span,
     WatchLost,
 )
 
@@ -33,15 +35,15 @@ class _Lease:
 class MemoryWatch:
     """An asynchronous iterator over lists of events; see `keepstep.ports.KeyWatch`."""
 
-    def __init__(self, prefix: str, leave: Callable[[MemoryWatch], None]) -> None:
-        self._prefix = prefix
+    def __init__(self, selects: Callable[[str], bool], leave: Callable[[MemoryWatch], None]) -> None:
+        self._selects = selects
         self._leave = leave
         self._inbox: asyncio.Queue[list[KeyEvent] | WatchLost | None] = asyncio.Queue()
 
     def post(self, item: list[KeyEvent] | WatchLost | None) -> None:
-        """Hand over what is under the prefix, or the end; who does not listen for too long loses the watch."""
+        """Hand over what is selected, or the end; who does not listen for too long loses the watch."""
         if isinstance(item, list):
-            item = [event for event in item if event.key.startswith(self._prefix)]
+            item = [event for event in item if self._selects(event.key)]
             if item and self._inbox.qsize() >= _PENDING_MAX:
                 self._leave(self)
                 item = WatchLost(f"{_PENDING_MAX} changes wait already")
@@ -147,14 +149,14 @@ class MemoryCoordinator:
             return False
         return self._delete([key])
 
-    async def read(self, prefix: str) -> tuple[int, list[KeyValue]]:
+    async def read(self, prefix: str, span: Span | None = None) -> tuple[int, list[KeyValue]]:
         self._begin()
-        found = [kv for key, kv in self._keys.items() if key.startswith(prefix)]
+        found = [kv for key, kv in self._keys.items() if _selects(prefix, span, key)]
         return self._revision, sorted(found, key=lambda kv: kv.key.encode())
 
-    def watch(self, prefix: str, after_revision: int) -> MemoryWatch:
+    def watch(self, prefix: str, after_revision: int, span: Span | None = None) -> MemoryWatch:
         self._begin()
-        watch = MemoryWatch(prefix, self._leave)
+        watch = MemoryWatch(partial(_selects, prefix, span), self._leave)
         if after_revision < self._compacted:
             watch.post(WatchLost(f"revisions up to {self._compacted} are forgotten"))
             return watch
@@ -238,3 +240,9 @@ class MemoryCoordinator:
         for watch in tuple(self._watches):
             watch.post(events)
         return self._revision
+
+
+def _selects(prefix: str, span: Span | None, key: str) -> bool:
+    if not key.startswith(prefix):
+        return False
+    return span is None or span[0].encode() <= key[len(prefix) :].encode() < span[1].encode()

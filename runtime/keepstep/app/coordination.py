@@ -12,8 +12,16 @@ from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.codec import Undecodable, decode_record, encode_record
 from keepstep.core.events import Event
-from keepstep.core.records import LEASED, Record
-from keepstep.ports import Coordinator, CoordinatorRefused, CoordinatorUnavailable, LeaseGone, WatchLost
+from keepstep.core.records import LEASED, NOT_OF_MEMBERS, Record
+from keepstep.ports import (
+    Coordinator,
+    CoordinatorRefused,
+    CoordinatorUnavailable,
+    KeyWatch,
+    LeaseGone,
+    Span,
+    WatchLost,
+)
 
 _AGAIN_S = 0.2
 _READ_AGAIN_S = 0.5
@@ -38,6 +46,8 @@ class Coordination:
     ) -> None:
         self._coordinator, self._clock, self._post, self._log = coordinator, clock, post, log
         self.prefix = prefix_of(job)
+        self._span: Span | None = NOT_OF_MEMBERS
+        self._changes: KeyWatch | None = None
         self._held: int | None = None
         self._finished = False
 
@@ -119,21 +129,31 @@ class Coordination:
         except (CoordinatorUnavailable, CoordinatorRefused) as error:
             self._log(f"{action.prefix} not deleted: {error}")
 
+    async def watch_all(self) -> None:
+        """Watch what members say of themselves, too, from now on: read anew, and told as a whole."""
+        self._span = None
+        if self._changes is not None:
+            await self._changes.aclose()
+
     async def watch(self) -> None:
-        """Read everything, then follow the changes; begin again whenever the thread of changes is lost. Never ends."""
+        """Read what is watched, then follow the changes; begin again whenever their thread is lost. Never ends."""
         while True:
+            span = self._span
             try:
-                revision, found = await self._coordinator.read(self.prefix)
+                revision, found = await self._coordinator.read(self.prefix, span)
                 records = [(self._decode(kv.key, kv.value), kv.revision) for kv in found]
-                self._post(e.ClusterRead(tuple((r, revision) for r, revision in records if r is not None)))
-                await self._follow(revision)
+                read = tuple((record, written) for record, written in records if record is not None)
+                self._post(e.ClusterRead(read, whole=span is None))
+                await self._follow(revision, span)
             except WatchLost as error:
                 self._log(f"watch lost, reading again: {error}")
             except (CoordinatorUnavailable, CoordinatorRefused):
                 await sleep(_READ_AGAIN_S)
 
-    async def _follow(self, revision: int) -> None:
-        changes = self._coordinator.watch(self.prefix, revision)
+    async def _follow(self, revision: int, span: Span | None) -> None:
+        if span != self._span:
+            return
+        self._changes = changes = self._coordinator.watch(self.prefix, revision, span)
         try:
             async for batch in changes:
                 for change in batch:
@@ -145,6 +165,7 @@ class Coordination:
                     if record is not None:
                         self._post(e.RecordSeen(record, change.revision))
         finally:
+            self._changes = None
             await changes.aclose()
 
     def _decode(self, key: str, value: str) -> Record | None:

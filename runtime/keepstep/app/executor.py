@@ -66,6 +66,7 @@ class Executor:
             a.GrantLease: lambda x: self._spawn(coordination.hold_lease(x)),
             a.RevokeLease: lambda x: self._spawn(coordination.revoke(x.lease)),
             a.Put: lambda x: self._spawn(coordination.put(x)),
+            a.WatchAll: lambda _: self._spawn(coordination.watch_all()),
             a.ForgetRecords: lambda x: self._spawn(coordination.forget(x)),
             a.StartWorker: self._start,
             a.StopWorker: lambda x: self._spawn(self._stop(x.worker_id)),

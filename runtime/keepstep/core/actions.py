@@ -214,6 +214,13 @@ class WriteFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchAll:
+    """Read and watch what members say of themselves, too; a ClusterRead that is whole is the answer."""
+
+    operation: str
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetRecords:
     """Delete the records whose keys begin with `prefix`: nobody needs them any more. What fails is left."""
 
@@ -240,4 +247,5 @@ Action = (
     GrantLease | RevokeLease | Put | StartWorker | StopWorker | SignalWorker | WriteOrders | SampleEntered
     | AllocateSlabs | HandSlabs | DropSlabs | ClearSeal | VerifySlab | UploadSnapshot | CommitCheckpoint | ReadHead
     | FetchSnapshot | SweepStore | Report | WriteFailure | ForgetRecords | JoinEtcd | UseEtcd
+    | WatchAll
 )  # fmt: skip

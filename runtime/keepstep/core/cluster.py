@@ -23,15 +23,28 @@ from keepstep.core.records import (
     StatusRecord,
     UploadRecord,
 )
-from keepstep.core.state import Turn, evolve
-from keepstep.core.view import Cluster, Seen, known_revision
+from keepstep.core.state import Turn
+from keepstep.core.values import evolve
+from keepstep.core.view import (
+    OF_MEMBERS,
+    Cluster,
+    Seen,
+    known_revision,
+    with_generation,
+    with_node,
+    with_status,
+    with_upload,
+)
 
 _PUT_AGAIN_S = 0.05
 
 
 def on_cluster_read(turn: Turn, event: ClusterRead) -> None:
     """Take the whole view anew: after a watch was lost nothing of the old one can be trusted."""
-    turn.set(cluster=Cluster(synced=True, watched=max((revision for _, revision in event.records), default=0)))
+    watched = max((revision for _, revision in event.records), default=0)
+    turn.set(cluster=Cluster(synced=True, watched=watched, whole=event.whole))
+    if event.whole:
+        turn.landed("watch")
     for record, revision in event.records:
         _take(turn, record, revision)
     state, nodes = turn.state, turn.state.cluster.nodes
@@ -53,7 +66,8 @@ def on_record_seen(turn: Turn, event: RecordSeen) -> None:
 def on_record_put(turn: Turn, event: RecordPut) -> None:
     """This node's put succeeded: know it at once, the watch will only repeat it."""
     turn.landed(event.operation)
-    if _is_news(turn, event.record, event.revision):
+    own = isinstance(event.record, OF_MEMBERS) and not turn.state.cluster.whole  # nothing else tells of it
+    if _is_news(turn, event.record, event.revision) or own:
         _take(turn, event.record, event.revision)
 
 
@@ -80,11 +94,13 @@ def on_record_gone(turn: Turn, event: RecordGone) -> None:
 
     match kind:
         case "nodes":
-            turn.set_cluster(nodes=without(cluster.nodes, name))
+            if name in cluster.nodes and cluster.nodes[name].revision <= event.revision:
+                turn.set(cluster=with_node(turn.state.cluster, name, None))
             if name not in turn.state.cluster.nodes:
                 _set_presence(turn, name, present=False)
         case "status":
-            turn.set_cluster(statuses=without(cluster.statuses, name))
+            if name in cluster.statuses and cluster.statuses[name].revision <= event.revision:
+                turn.set(cluster=with_status(turn.state.cluster, name, None))
         case "requests":
             turn.set_cluster(requests=without(cluster.requests, name))
         case "orders":
@@ -94,13 +110,14 @@ def on_record_gone(turn: Turn, event: RecordGone) -> None:
         case "acks":
             turn.set_cluster(acks=without(cluster.acks, key))
         case "uploads":
-            turn.set_cluster(uploads=without(cluster.uploads, key))
+            if key in cluster.uploads and cluster.uploads[key].revision <= event.revision:
+                turn.set(cluster=with_upload(turn.state.cluster, key, None))
         case "leader" if cluster.leader is not None and cluster.leader.revision <= event.revision:
             turn.set_cluster(leader=None)
         case "etcd" if cluster.etcd is not None and cluster.etcd.revision <= event.revision:
             turn.set_cluster(etcd=None)
         case "generation" if cluster.generation is not None and cluster.generation.revision <= event.revision:
-            turn.set_cluster(generation=None)
+            turn.set(cluster=with_generation(turn.state.cluster, None))
         case _:
             turn.because(Reason.STALE_REVISION, key)
 
@@ -109,7 +126,7 @@ def _take(turn: Turn, record: Record, revision: int) -> None:
     cluster = turn.state.cluster
     match record:
         case NodeRecord():
-            turn.set_cluster(nodes={**cluster.nodes, record.host: Seen(record, revision)})
+            turn.set(cluster=with_node(cluster, record.host, Seen(record, revision)))
             _set_presence(turn, record.host, present=True)
         case LeaderRecord():
             turn.set_cluster(leader=Seen(record, revision))
@@ -118,9 +135,9 @@ def _take(turn: Turn, record: Record, revision: int) -> None:
         case AckRecord():
             turn.set_cluster(acks={**cluster.acks, record.key: Seen(record, revision)})
         case StatusRecord():
-            turn.set_cluster(statuses={**cluster.statuses, record.host: Seen(record, revision)})
+            turn.set(cluster=with_status(cluster, record.host, Seen(record, revision)))
         case UploadRecord():
-            turn.set_cluster(uploads={**cluster.uploads, record.key: Seen(record, revision)})
+            turn.set(cluster=with_upload(cluster, record.key, Seen(record, revision)))
         case RequestRecord():
             turn.set_cluster(requests={**cluster.requests, record.host: Seen(record, revision)})
         case OrderRecord():
@@ -152,15 +169,12 @@ def _take_generation(turn: Turn, record: GenerationRecord, revision: int) -> Non
     turn.set(
         seen_generation=state.seen_generation if of_an_earlier_run else max(record.number, state.seen_generation),
         last_generation=record,
-        cluster=evolve(
-            state.cluster,
-            generation=Seen(record, revision),
-            acks={k: a for k, a in state.cluster.acks.items() if a.record.generation >= record.number},
-            uploads={k: u for k, u in state.cluster.uploads.items() if u.record.generation >= record.number},
-        ),
+        cluster=with_generation(state.cluster, Seen(record, revision)),
     )
     if record.phase is not Phase.ENDED:
         turn.set(witnessed=record.run)
+    if record.together and not (old and old.together):
+        turn.set(together_at=turn.now)
     if record.pause and (old is None or newer or not old.pause):
         turn.set(paused_at=turn.now)
     if newer:

@@ -36,15 +36,28 @@ def chosen(turn: Turn, former: tuple[Member, ...]) -> tuple[Member, ...]:
     return tuple(Member(host, turn.state.cluster.nodes[host].record.node_id) for host in hosts)
 
 
+def stands(turn: Turn, generation: GenerationRecord) -> bool:
+    """Whether a generation that forms has the members that would be chosen now."""
+    cluster = turn.state.cluster
+    if not cluster.tally.gone and not cluster.cordons and len(cluster.nodes) == len(generation.members):
+        return True
+    return generation.members == chosen(turn, generation.members)
+
+
+def _there(turn: Turn) -> int:
+    """How many hosts are there and may take part."""
+    cluster = turn.state.cluster
+    return len(candidates(turn)) if cluster.cordons else len(cluster.nodes)
+
+
 def enough(turn: Turn) -> bool:
     """Whether as many hosts are there as the policy asks for at the least."""
-    cluster, low = turn.state.cluster, limits(turn)[0]
-    return len(cluster.nodes) >= low if not cluster.cordons else len(candidates(turn)) >= low
+    return _there(turn) >= limits(turn)[0]
 
 
 def gathered(turn: Turn) -> bool:
     """Whether to start with those who are there: all that are wanted, or enough, with the others waited for."""
-    state, there = turn.state, len(candidates(turn))
+    state, there = turn.state, _there(turn)
     if there < limits(turn)[0]:
         return False
     if there >= wanted_hosts(turn):

@@ -75,9 +75,13 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRead:
-    """Everything under the job's prefix, read afresh; replaces whatever was known."""
+    """Everything under the job's prefix, read afresh; replaces whatever was known.
+
+    `whole` where that is true of what members say of themselves, too, and all of that is watched from now on.
+    """
 
     records: tuple[tuple[Record, int], ...]
+    whole: bool = True
     kind: Literal["cluster_read"] = "cluster_read"
 
 

@@ -7,7 +7,7 @@ protocol: propose when the world is broken, settle when all members have acknowl
 from __future__ import annotations
 
 from keepstep.core import elastic, leaving, pausing, saving
-from keepstep.core.actions import ReadHead
+from keepstep.core.actions import ReadHead, WatchAll
 from keepstep.core.causes import FailureCause
 from keepstep.core.events import HeadRead
 from keepstep.core.reasons import Reason
@@ -18,10 +18,10 @@ from keepstep.core.records import (
     Phase,
     Placement,
     Resume,
-    Standing,
 )
 from keepstep.core.restarts import describe, judge, root_cause
-from keepstep.core.state import Turn, evolve
+from keepstep.core.state import Turn
+from keepstep.core.values import evolve
 from keepstep.core.world import common_held, durable_step, end, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
@@ -33,11 +33,14 @@ def lead(turn: Turn) -> None:
     """The leader's part; nothing for anybody else."""
     if not turn.leads:
         return
+    if not turn.state.cluster.whole:
+        turn.attempt(WatchAll("watch"), Reason.LEADS)
+        return
     generation = turn.generation
     if generation is None or (generation.phase is Phase.ENDED and not turn.is_over):
         _propose_first(turn, generation)
     elif generation.phase is Phase.FORMING:
-        if generation.members != elastic.chosen(turn, generation.members):
+        if not elastic.stands(turn, generation):
             _propose(turn, generation, Reason.MEMBERSHIP_CHANGED)
         elif turn.state.store.head_known and _head_generation(turn) > generation.number:
             _propose(turn, generation, Reason.COMMIT_FENCED)
@@ -60,14 +63,11 @@ def on_head_read(turn: Turn, event: HeadRead) -> None:
 
 def why_broken(turn: Turn, generation: GenerationRecord) -> Reason | None:
     """Why a ready generation can not go on; None while it can."""
-    nodes = turn.state.cluster.nodes
-    for member in generation.members:
-        if member.host not in nodes:
-            return Reason.NODE_LOST
-        if nodes[member.host].record.node_id != member.node_id:
-            return Reason.NODE_REPLACED
-    statuses = statuses_of(turn, generation)
-    if any(status.standing is Standing.FAILED for status in statuses.values()):
+    nodes, tally = turn.state.cluster.nodes, turn.state.cluster.tally
+    if tally.gone:
+        lost = any(member.host not in nodes for member in generation.members)
+        return Reason.NODE_LOST if lost else Reason.NODE_REPLACED
+    if tally.failed:
         return Reason.WORKER_FAILED
     if saving.drain_is_late(turn, generation):
         return Reason.DRAIN_TOO_SLOW
@@ -175,6 +175,8 @@ def _propose(turn: Turn, old: GenerationRecord, reason: Reason) -> None:
 def _settle(turn: Turn, generation: GenerationRecord) -> None:
     """All members acknowledged: judge what happened, agree on the resume step, and let the world start."""
     know_head(turn)  # read while the members still stop, so that nobody waits for it later
+    if len(turn.state.cluster.acks) < len(generation.members):
+        return
     acks = [turn.state.cluster.acks.get(f"acks/{generation.number}/{m.host}") for m in generation.members]
     if any(ack is None for ack in acks):
         return

@@ -6,8 +6,9 @@ from keepstep.core import elastic
 from keepstep.core.actions import CommitCheckpoint, UploadSnapshot
 from keepstep.core.facts import Slab
 from keepstep.core.reasons import Reason
-from keepstep.core.records import GenerationRecord, Standing
+from keepstep.core.records import GenerationRecord, Member, Standing
 from keepstep.core.state import Turn
+from keepstep.core.values import evolve
 from keepstep.core.world import durable_step, statuses_of
 
 BARRIER_S = 10.0
@@ -20,7 +21,7 @@ _ALONE_S = 60.0
 def leave_together(turn: Turn) -> None:
     """Once the job has ended and this host's worker is gone, wait for the others, then exit.
 
-    The host that keeps etcd goes last: without it the others could not learn that the job has ended.
+    The leader says when all have come. Hosts that keep etcd go last: without it the others could not learn that.
     """
     state, generation = turn.state, turn.generation
     if generation is None or not turn.is_over or state.workers:
@@ -28,17 +29,25 @@ def leave_together(turn: Turn) -> None:
     if state.leaving_at is None:
         turn.set(leaving_at=turn.now)
     since = state.leaving_at if state.leaving_at is not None else turn.now
-    statuses = statuses_of(turn, generation)
     others = [m for m in generation.members if m.host != state.job.host and m.host in state.cluster.nodes]
-    own = statuses.get(state.job.host)
-    told = not turn.is_member or (own is not None and own.standing is Standing.LEFT)
-    together = all(m.host in statuses and statuses[m.host].standing is Standing.LEFT for m in others)
-    if told and together and (not _keeps_etcd(turn) or not others or turn.now >= since + _LAST_OUT_S):
-        turn.leave(generation.exit_code or 0, generation.verdict, Reason.LEAVING)
-    elif turn.now >= since + BARRIER_S or not turn.has_lease:
+    if turn.leads and state.cluster.whole and not generation.together and _has_left(turn, generation, others):
+        turn.put(evolve(generation, together=True), Reason.LEAVING, "all have come")
+    heard_at = state.together_at if generation.together else None
+    last_at = since + BARRIER_S
+    if heard_at is not None:
+        last_at = min(last_at, heard_at + _LAST_OUT_S if _keeps_etcd(turn) and others else turn.now)
+    if turn.now >= last_at or not turn.has_lease:
         turn.leave(generation.exit_code or 0, generation.verdict, Reason.LEAVING)
     else:
-        turn.wake(since + (_LAST_OUT_S if told and together else BARRIER_S))
+        turn.wake(last_at)
+
+
+def _has_left(turn: Turn, generation: GenerationRecord, others: list[Member]) -> bool:
+    """Whether this node and the other members that are there have no worker any more, and have said so."""
+    statuses = statuses_of(turn, generation)
+    own = [turn.state.job.host] if turn.is_member else []
+    hosts = [*own, *(member.host for member in others)]
+    return all(host in statuses and statuses[host].standing is Standing.LEFT for host in hosts)
 
 
 def _keeps_etcd(turn: Turn) -> bool:

@@ -9,13 +9,16 @@ from keepstep.core.facts import Lease
 from keepstep.core.job import port_of
 from keepstep.core.reasons import Reason
 from keepstep.core.records import AckRecord, Failure, Held, LeaderRecord, NodeRecord, Phase
-from keepstep.core.state import Turn, evolve
+from keepstep.core.state import Turn
+from keepstep.core.values import evolve
 
 
 def on_lease_granted(turn: Turn, event: LeaseGranted) -> None:
     """The right to act begins."""
     turn.landed("lease")
     turn.set(lease=Lease(event.lease, event.deadline))
+    if not turn.state.cluster.whole:  # what it had said under an older lease went with that, and nobody told it so
+        turn.set_cluster(acks={}, statuses={}, uploads={})
     turn.because(Reason.LEASE_GRANTED)
 
 

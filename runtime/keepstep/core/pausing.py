@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from keepstep.core.reasons import Reason
 from keepstep.core.records import GenerationRecord, Phase, StatusRecord
-from keepstep.core.state import Turn, evolve
+from keepstep.core.state import Turn
+from keepstep.core.values import evolve
 from keepstep.core.world import durable_step, statuses_of
 
 PAUSE_S = 30.0
@@ -30,9 +31,9 @@ def ask(turn: Turn, generation: GenerationRecord, why: Reason) -> bool:
     return turn.put(evolve(generation, pause=why.value, served=served), why)
 
 
-def proceed(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> None:
+def proceed(turn: Turn, generation: GenerationRecord) -> None:
     """Once every member has said which step its worker has entered, agree on the last of them."""
-    target = _target(generation, statuses)
+    target = _target(generation, statuses_of(turn, generation))
     if not generation.drain_step and target > _safe_step(turn, generation):
         saves = turn.state.job.has_store and turn.state.store.available and not turn.state.store.refused
         record = evolve(generation, drain_step=target, save_step=target if saves else 0)

@@ -6,7 +6,8 @@ from keepstep.core.actions import JoinEtcd, UseEtcd
 from keepstep.core.events import EtcdJoined
 from keepstep.core.reasons import Reason
 from keepstep.core.records import EtcdRecord
-from keepstep.core.state import Turn, evolve
+from keepstep.core.state import Turn
+from keepstep.core.values import evolve
 
 LOST_AFTER_S = 15.0
 """A member that is away for longer is replaced: a shorter absence costs less than copying the data."""

@@ -16,6 +16,7 @@ class Reason(StrEnum):
     LEASE_GRANTED = "lease_granted"
     LEASE_EXPIRED = "lease_expired"
     NODE_REGISTERS = "node_registers"
+    LEADS = "leads"
     LEADER_WANTED = "leader_wanted"
     FIRST_GENERATION = "first_generation"
     MEMBERSHIP_CHANGED = "membership_changed"

@@ -153,6 +153,7 @@ class GenerationRecord:
         restarts: restarts of this job, planned ones left out.
         run: nonce of the run, part of object names in the store.
         root: the failure that came first.
+        together: all who were left have stopped their workers once the job had ended: everybody may leave.
         settled: the newest generation that was ready, and so may have commits under way; 0 for none.
         pause: why all workers are to stop at one agreed step, for a new generation to go on from there; empty: no need.
         served: the orders that this generation or an earlier one has carried out.
@@ -180,6 +181,7 @@ class GenerationRecord:
     exit_code: int | None = None
     verdict: str = ""
     root: Failure | None = None
+    together: bool = False
     settled: int = 0
     key: str = "generation"
     kind: Literal["generation"] = "generation"
@@ -332,6 +334,12 @@ Record = (
     NodeRecord | LeaderRecord | GenerationRecord | AckRecord | StatusRecord | UploadRecord | RequestRecord
     | OrderRecord | CordonRecord | EtcdRecord
 )  # fmt: skip
+
+OF_MEMBERS_KEYS = ("acks/", "status/", "uploads/")
+"""How the keys begin of what members say of themselves: only leaders watch them."""
+
+NOT_OF_MEMBERS = ("b", "s")
+"""Between these all other keys lie, in byte order."""
 
 LEASED = (NodeRecord, LeaderRecord, AckRecord, StatusRecord, RequestRecord, OrderRecord)
 """Records that vanish with the lease of who wrote them."""

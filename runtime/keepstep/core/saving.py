@@ -6,8 +6,9 @@ from keepstep.core import elastic, pausing
 from keepstep.core.actions import CommitCheckpoint, Measure, Report, SweepStore
 from keepstep.core.events import CheckpointCommitted, CommitRefused, Head
 from keepstep.core.reasons import Reason
-from keepstep.core.records import AckRecord, GenerationRecord, Standing, StatusRecord, UploadRecord
-from keepstep.core.state import Turn, evolve
+from keepstep.core.records import AckRecord, GenerationRecord, UploadRecord
+from keepstep.core.state import Turn
+from keepstep.core.values import evolve
 from keepstep.core.world import common_held, durable_step, end, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
@@ -23,7 +24,6 @@ _DRAIN_SHARE = 0.4
 
 def steer(turn: Turn, generation: GenerationRecord) -> None:
     """All members train: finish, drain, or keep the cadence of checkpoints."""
-    statuses = statuses_of(turn, generation)
     commit(turn, generation)
     durable = durable_step(turn, generation)
     if durable != generation.durable_step:
@@ -32,18 +32,19 @@ def steer(turn: Turn, generation: GenerationRecord) -> None:
         record = evolve(generation, durable_step=durable, save_step=step)
         turn.put(record, Reason.CHECKPOINT_COMMITTED, f"step {durable}")
         return
-    if len(statuses) == len(generation.members) and all(s.standing is Standing.DONE for s in statuses.values()):
-        _finish(turn, generation, statuses)
+    if turn.state.cluster.tally.done == len(generation.members):
+        _finish(turn, generation)
     elif turn.interrupted:
-        _drain(turn, generation, statuses)
+        _drain(turn, generation)
     elif generation.pause:
-        pausing.proceed(turn, generation, statuses)
+        pausing.proceed(turn, generation)
     elif not pausing.plan(turn, generation):
-        _keep_cadence(turn, generation, statuses)
+        _keep_cadence(turn, generation)
 
 
-def _finish(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> None:
+def _finish(turn: Turn, generation: GenerationRecord) -> None:
     """Every worker exited with 0: commit the last snapshot, then end the job."""
+    statuses = statuses_of(turn, generation)
     last = min(status.sealed for status in statuses.values())
     wanted = turn.state.job.has_store and last > generation.durable_step
     if wanted and not _gave_up_saving(turn) and not _diverged(_uploads(turn, generation, last)):
@@ -73,19 +74,18 @@ def _save(turn: Turn, generation: GenerationRecord, step: int) -> None:
 # --- cadence ---------------------------------------------------------------------------------------------------------
 
 
-def _keep_cadence(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> None:
+def _keep_cadence(turn: Turn, generation: GenerationRecord) -> None:
     """Snapshots as often as they are cheap; checkpoints as often as the policy wants."""
-    every = next_snapshot_every(turn, generation, statuses)
+    every = next_snapshot_every(turn, generation)
     if every != generation.snapshot_every:
         turn.put(evolve(generation, snapshot_every=every), Reason.CADENCE_CHANGED, f"every {every} steps")
         return
     state = turn.state
     if not state.job.has_store or not generation.snapshot_every or state.store.refused:
         return
-    missed = any(not record.objects for record in _uploads(turn, generation, generation.save_step))
-    if generation.save_step and not missed:
+    if generation.save_step and not _missed(turn, generation):
         return
-    completed, step_s = _progress(turn, generation, statuses)
+    completed, step_s = _progress(turn, generation)
     if completed < 0:
         return
     due_at, due_step = _due(turn, generation)
@@ -101,13 +101,20 @@ def _keep_cadence(turn: Turn, generation: GenerationRecord, statuses: dict[str, 
     _save(turn, generation, ((completed + ahead) // every + 1) * every)
 
 
-def _progress(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> tuple[int, float]:
+def _missed(turn: Turn, generation: GenerationRecord) -> bool:
+    """Whether a member could not upload its share of the step being saved."""
+    if not turn.state.cluster.tally.missed:
+        return False
+    return any(not share.objects for share in _uploads(turn, generation, generation.save_step))
+
+
+def _progress(turn: Turn, generation: GenerationRecord) -> tuple[int, float]:
     """The newest completed step, -1 before the first, and the seconds of a step, 0 where unknown."""
     if turn.is_member:
         worker = turn.state.workers[0] if turn.state.workers else None
         return (worker.completed, worker.step_s) if worker is not None and worker.stepped else (-1, 0.0)
     started = generation.resume.step if generation.resume is not None else 0
-    completed = max((status.step for status in statuses.values()), default=0)
+    completed = max((status.step for status in statuses_of(turn, generation).values()), default=0)
     return (completed, 0.0) if completed > started else (-1, 0.0)
 
 
@@ -123,14 +130,14 @@ def _due(turn: Turn, generation: GenerationRecord) -> tuple[float, int]:
     return since + max(_COMMIT_EVERY_MIN_S, state.store.last_commit_s / _COMMIT_DUTY_MAX), 0
 
 
-def next_snapshot_every(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> int:
+def next_snapshot_every(turn: Turn, generation: GenerationRecord) -> int:
     """Steps between snapshots: the policy's, or the power of two that keeps the stall within its share.
 
     Powers of two: so a rank that has not yet heard of the change still shares every second snapshot with the others.
     """
     if turn.state.policy.snapshot_every_steps is not None:
         return turn.state.policy.snapshot_every_steps
-    cost = max((status.snapshot_cost_ratio for status in statuses.values()), default=0.0)
+    cost = turn.state.cluster.tally.costliest
     if cost <= 0.0:
         return generation.snapshot_every
     wanted = 1
@@ -159,6 +166,9 @@ def commit(turn: Turn, generation: GenerationRecord) -> None:
     """Once every share of the step being saved is in the store, and all digests agree, commit it."""
     if not generation.save_step or generation.save_step <= durable_step(turn, generation):
         return
+    operation = f"commit:{generation.number}:{generation.save_step}"
+    if len(turn.state.cluster.uploads) < len(generation.members) or turn.in_flight(operation):
+        return
     shares = _uploads(turn, generation, generation.save_step)
     if len(shares) < len(generation.members) or any(not share.objects for share in shares):
         return
@@ -170,7 +180,7 @@ def commit(turn: Turn, generation: GenerationRecord) -> None:
         return
     turn.attempt(
         CommitCheckpoint(
-            f"commit:{generation.number}:{generation.save_step}",
+            operation,
             generation.number,
             generation.save_step,
             generation.run,
@@ -211,8 +221,9 @@ def on_commit_refused(turn: Turn, event: CommitRefused) -> None:
 # --- interruption ----------------------------------------------------------------------------------------------------
 
 
-def _drain(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> None:
+def _drain(turn: Turn, generation: GenerationRecord) -> None:
     """Agree on the last step, wait until it is committed, end the job."""
+    statuses = statuses_of(turn, generation)
     durable = generation.durable_step
     if generation.drain_step:
         hopeless = not turn.state.job.has_store or _diverged(_uploads(turn, generation, generation.drain_step))
@@ -254,7 +265,7 @@ def salvage(turn: Turn, generation: GenerationRecord, acks: list[AckRecord]) -> 
     held = common_held(acks)
     durable = durable_step(turn, generation)
     unsavable = held is None or held.step <= durable or not turn.state.job.has_store
-    if unsavable or any(not share.objects for share in _uploads(turn, generation, generation.save_step)):
+    if unsavable or _missed(turn, generation):
         root = generation.failures[0] if generation.failures else None
         end(turn, generation, ExitCode.INTERRUPTED, f"interrupted; {saved_text(durable)}", Reason.INTERRUPTED, root)
     elif held is not None:

@@ -5,10 +5,9 @@ State holds facts. Moods ("recovering", "draining") are derived from them wherev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from keepstep.core.actions import Action, Put, RevokeLease, StopWorker, WriteFailure, WriteOrders
 from keepstep.core.facts import Interruption, Lease, Recovery, Slab, StoreView, Worker
@@ -16,9 +15,8 @@ from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Failure, GenerationRecord, Phase, Record, UploadRecord
-from keepstep.core.view import Cluster, known_revision
-
-V = TypeVar("V")
+from keepstep.core.values import copy_of, evolve
+from keepstep.core.view import OF_MEMBERS, Cluster, known_revision
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,8 @@ class State:
         held_at: since when the worker is held at a step boundary; `entered` is what it answered, -1 before.
         short_since: since when this node lacks a lease, or hosts are missing.
         orders: the last orders published, to see whether they must change.
-        leaving_at: when this node began to wait for the others at the exit barrier.
+        leaving_at: when this node began to wait for the others at the exit barrier; `together_at`: when it heard that
+            they had all come.
     """
 
     job: JobSpec
@@ -86,6 +85,7 @@ class State:
     interruption: Interruption | None = None
     recovery: Recovery | None = None
     leaving_at: float | None = None
+    together_at: float | None = None
     exit_code: int | None = None
     wake_at: float | None = None
 
@@ -109,29 +109,6 @@ class Decision:
 
 NEVER = 1e18
 """Later than any time; finite, so that a state is plain JSON."""
-
-
-def evolve(value: V, **changes: Any) -> V:
-    """`dataclasses.replace` for the slotted dataclasses of the core, several times as fast: a turn does little else."""
-    new = copy_of(value)
-    for name, changed in changes.items():
-        object.__setattr__(new, name, changed)
-    return new
-
-
-def copy_of(value: V) -> V:
-    """A copy of a slotted dataclass, equal and apart."""
-    cls: type = type(value)
-    new: V = object.__new__(cls)
-    for put, get in _fields_of(cls):
-        put(new, get(value))
-    return new
-
-
-@cache
-def _fields_of(cls: type) -> tuple[tuple[Callable[[Any, Any], None], Callable[[Any], Any]], ...]:
-    slots = [cls.__dict__[name] for name in cls.__slots__]  # type: ignore[attr-defined]
-    return tuple((slot.__set__, slot.__get__) for slot in slots)
 
 
 class Turn:
@@ -246,8 +223,8 @@ class Turn:
 
     @property
     def is_member(self) -> bool:
-        generation = self.generation
-        return generation is not None and generation.has(self.state.job.node_id)
+        job = self.state.job
+        return self.state.cluster.members.get(job.host) == job.node_id
 
     @property
     def is_over(self) -> bool:
@@ -265,7 +242,7 @@ class Turn:
         lease = self.state.lease
         if lease is None or not self.has_lease:
             return False
-        known = known_revision(self.state.cluster, record)
+        known = -1 if isinstance(record, OF_MEMBERS) else known_revision(self.state.cluster, record)
         leader = self.state.cluster.leader
         guard = leader.revision if isinstance(record, GenerationRecord) and leader is not None else 0
         return self.attempt(Put(f"put:{record.key}", record, known, lease.lease, guard), reason, detail)

@@ -1,4 +1,7 @@
-"""The job's records as one node has last seen them."""
+"""The job's records as one node has last seen them, and what they come to, counted as each of them arrives.
+
+What only leaders need (acks, statuses, uploads) only leaders watch: of these, other nodes know their own.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,14 @@ from keepstep.core.records import (
     OrderRecord,
     Record,
     RequestRecord,
+    Standing,
     StatusRecord,
     UploadRecord,
 )
+from keepstep.core.values import evolve
+
+OF_MEMBERS = (AckRecord, StatusRecord, UploadRecord)
+"""What members say of themselves, each under keys that nobody else writes."""
 
 R = TypeVar("R", bound=Record)
 
@@ -32,14 +40,37 @@ class Seen(Generic[R]):
 
 
 @dataclass(frozen=True, slots=True)
+class Tally:
+    """What the generation's members come to: counted up and down, so that a turn of a large job costs no more.
+
+    Attributes:
+        gone: members whose node is not there, or is another one.
+        failed: members whose worker failed in this generation; `done` those whose worker exited with 0.
+        costliest: the largest share of training time that a snapshot takes if one is taken at each step.
+        missed: shares of checkpoints that members could not upload.
+    """
+
+    generation: int = 0
+    gone: int = 0
+    failed: int = 0
+    done: int = 0
+    costliest: float = 0.0
+    missed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """The job's records as last seen; `synced` once they were read at all since the watch began.
 
     `watched` is the newest revision that the watch, which is ordered, has told of: what is older is known or gone.
+    `whole` where what all members say is watched, too. `members` has the node of each member of the generation by host.
     """
 
     synced: bool = False
     watched: int = 0
+    whole: bool = False
+    tally: Tally = Tally()
+    members: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[str, Seen[NodeRecord]] = field(default_factory=dict)
     leader: Seen[LeaderRecord] | None = None
     generation: Seen[GenerationRecord] | None = None
@@ -50,6 +81,98 @@ class Cluster:
     orders: Mapping[str, Seen[OrderRecord]] = field(default_factory=dict)
     cordons: Mapping[str, Seen[CordonRecord]] = field(default_factory=dict)
     etcd: Seen[EtcdRecord] | None = None
+
+
+def with_node(cluster: Cluster, host: str, seen: Seen[NodeRecord] | None) -> Cluster:
+    """A host's node came, changed, or went (None)."""
+    new = evolve(cluster, nodes=_changed(cluster.nodes, host, seen))
+    gone = cluster.tally.gone + _lacks(new, host) - _lacks(cluster, host)
+    return new if gone == cluster.tally.gone else evolve(new, tally=evolve(cluster.tally, gone=gone))
+
+
+def with_status(cluster: Cluster, host: str, seen: Seen[StatusRecord] | None) -> Cluster:
+    """A member's status changed, or went (None)."""
+    tally, statuses = cluster.tally, _changed(cluster.statuses, host, seen)
+    old, new = _counted(cluster, cluster.statuses.get(host)), _counted(cluster, seen)
+    new_cluster = evolve(cluster, statuses=statuses)
+    if old == new:
+        return new_cluster
+    costliest = max(tally.costliest, new[2])
+    if new[2] < old[2] == tally.costliest:
+        costliest = max((_counted(cluster, each)[2] for each in statuses.values()), default=0.0)
+    failed, done = tally.failed + new[0] - old[0], tally.done + new[1] - old[1]
+    return evolve(new_cluster, tally=evolve(tally, failed=failed, done=done, costliest=costliest))
+
+
+def with_upload(cluster: Cluster, key: str, seen: Seen[UploadRecord] | None) -> Cluster:
+    """A member's share of a checkpoint is uploaded, or its record went (None)."""
+    missed = cluster.tally.missed + int(_missed(seen)) - int(_missed(cluster.uploads.get(key)))
+    tally = evolve(cluster.tally, missed=missed)
+    return evolve(cluster, uploads=_changed(cluster.uploads, key, seen), tally=tally)
+
+
+def with_generation(cluster: Cluster, seen: Seen[GenerationRecord] | None) -> Cluster:
+    """The generation changed, or went (None); what was said in older ones is let go."""
+    known = cluster.generation
+    if (
+        seen is None
+        or known is None
+        or (known.record.number, known.record.members)
+        != (
+            seen.record.number,
+            seen.record.members,
+        )
+    ):
+        return _with_another(cluster, seen)
+    return evolve(cluster, generation=seen)
+
+
+def _with_another(cluster: Cluster, seen: Seen[GenerationRecord] | None) -> Cluster:
+    number, members = (0, ()) if seen is None else (seen.record.number, seen.record.members)
+    acks = {key: each for key, each in cluster.acks.items() if each.record.generation >= number}
+    uploads = {key: each for key, each in cluster.uploads.items() if each.record.generation >= number}
+    new = evolve(
+        cluster,
+        generation=seen,
+        members={member.host: member.node_id for member in members},
+        tally=Tally(number),
+        acks=acks,
+        uploads=uploads,
+    )
+    counted = [_counted(new, each) for each in cluster.statuses.values()]
+    tally = Tally(
+        number,
+        gone=sum(_lacks(new, host) for host in new.members),
+        failed=sum(each[0] for each in counted),
+        done=sum(each[1] for each in counted),
+        costliest=max((each[2] for each in counted), default=0.0),
+        missed=sum(1 for each in uploads.values() if _missed(each)),
+    )
+    return evolve(new, tally=tally)
+
+
+def _changed(known: Mapping[str, Seen[R]], key: str, seen: Seen[R] | None) -> dict[str, Seen[R]]:
+    return {each: old for each, old in known.items() if each != key} if seen is None else {**known, key: seen}
+
+
+def _lacks(cluster: Cluster, host: str) -> int:
+    """1 where the host is a member and its node is not there, or is another one."""
+    wanted, seen = cluster.members.get(host), cluster.nodes.get(host)
+    return 0 if wanted is None or (seen is not None and seen.record.node_id == wanted) else 1
+
+
+def _counted(cluster: Cluster, seen: Seen[StatusRecord] | None) -> tuple[int, int, float]:
+    """Whether it failed, whether it is done, and what its snapshots cost; nothing where it is no member's word."""
+    if seen is None or seen.record.generation != cluster.tally.generation:
+        return 0, 0, 0.0
+    if cluster.members.get(seen.record.host) != seen.record.node_id:
+        return 0, 0, 0.0
+    standing = seen.record.standing
+    return int(standing is Standing.FAILED), int(standing is Standing.DONE), seen.record.snapshot_cost_ratio
+
+
+def _missed(seen: Seen[UploadRecord] | None) -> bool:
+    return seen is not None and not seen.record.objects
 
 
 def known_revision(cluster: Cluster, record: Record) -> int:

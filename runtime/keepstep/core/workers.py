@@ -22,7 +22,8 @@ from keepstep.core.launch import plan_worker
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Failure, GenerationRecord, Phase, Resume, Standing, StatusRecord
 from keepstep.core.restarts import classify_exit
-from keepstep.core.state import Turn, evolve
+from keepstep.core.state import Turn
+from keepstep.core.values import evolve
 
 _STATUS_EVERY_S = 2.0
 

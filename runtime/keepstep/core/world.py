@@ -5,7 +5,8 @@ from __future__ import annotations
 from keepstep.core.actions import Measure, Report
 from keepstep.core.reasons import Reason
 from keepstep.core.records import AckRecord, Failure, GenerationRecord, Phase, Resume, StatusRecord
-from keepstep.core.state import Turn, evolve
+from keepstep.core.state import Turn
+from keepstep.core.values import evolve
 
 
 def statuses_of(turn: Turn, generation: GenerationRecord) -> dict[str, StatusRecord]:

@@ -15,6 +15,7 @@ from keepstep.ports.coordination import (
     KeyValue,
     KeyWatch,
     LeaseGone,
+    Span,
     WatchLost,
 )
 from keepstep.ports.hardware import (
@@ -62,6 +63,7 @@ __all__ = [
     "ObjectStat",
     "ObjectStore",
     "PreconditionFailed",
+    "Span",
     "StoreError",
     "StoreRefused",
     "StoreUnavailable",

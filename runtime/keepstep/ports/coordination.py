@@ -70,6 +70,10 @@ class KeyWatch(Protocol):
         ...
 
 
+Span = tuple[str, str]
+"""From, and to but without, in byte order: of keys below a prefix, the part of those that are meant."""
+
+
 class Coordinator(Protocol):
     """Leases, compare-and-swap and an ordered stream of changes over a small tree of UTF-8 keys and values.
 
@@ -130,15 +134,16 @@ class Coordinator(Protocol):
         """
         ...
 
-    async def read(self, prefix: str) -> tuple[int, list[KeyValue]]:
+    async def read(self, prefix: str, span: Span | None = None) -> tuple[int, list[KeyValue]]:
         """Return all keys that begin with `prefix`, in byte order of the keys, and the revision they were read at.
 
+        With `span` only those whose rest lies in it.
         The read is linearizable: it sees every write that was answered before it began.
         """
         ...
 
-    def watch(self, prefix: str, after_revision: int) -> KeyWatch:
-        """Deliver every change of revision above `after_revision` once, in order, from now on.
+    def watch(self, prefix: str, after_revision: int, span: Span | None = None) -> KeyWatch:
+        """Deliver every change of revision above `after_revision` once, in order, from now on; `span` as in `read`.
 
         It goes on by itself after a cut connection. It belongs to the cluster of the latest `read`: read first, then
         watch from the revision that `read` returned.

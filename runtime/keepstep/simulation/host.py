@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,9 @@ from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.decide import decide, initial_state
 from keepstep.core.job import JobSpec
-from keepstep.core.records import Phase, Record
+from keepstep.core.records import OF_MEMBERS_KEYS, Phase, Record
 from keepstep.core.state import State
+from keepstep.simulation.shelf import Shelf
 from keepstep.simulation.uploader import SimUploader
 from keepstep.simulation.worker import SimWorker
 
@@ -19,22 +20,6 @@ if TYPE_CHECKING:
     from keepstep.simulation.run import World
 
 _REMEMBERED = 40
-
-
-@dataclass
-class Shelf:
-    """What outlives an agent: slabs (number to size), their seals, and init's view of the lease.
-
-    `rotten` and `diverged` are sequence numbers of seals: bytes that do not read back, bytes that no other host has.
-    """
-
-    slabs: dict[int, int] = field(default_factory=dict)
-    seals: dict[int, e.SlabSeal] = field(default_factory=dict)
-    rotten: set[int] = field(default_factory=set)
-    diverged: set[int] = field(default_factory=set)
-    deadline: float | None = None
-    orders: a.WriteOrders | None = None
-    seen_generation: int = 0
 
 
 class SimHost:
@@ -47,6 +32,7 @@ class SimHost:
         self.boot = self.life = 0
         self.too_late = False
         self.endpoints = world.etcd_hosts
+        self.watches_all = False
         self.shelf = Shelf()
         self.state: State | None = None
         self.worker: SimWorker | None = None
@@ -108,7 +94,7 @@ class SimHost:
             return
         self.life += 1
         self.frozen, self._pending, self._backlog, self._timer_at = False, [], [], None
-        self._told = []
+        self._told, self.watches_all = [], False
         self.endpoints = self.world.known_etcd_hosts()
         job = JobSpec(
             name="job", host=self.name, hosts=self.world.names, node_id=f"{self.name}-{self.life}", boot=self.boot,
@@ -209,6 +195,9 @@ class SimHost:
                 self.world.clock.after(self.world.latency_s(self.random), lambda: self._forget(action.prefix))
             case a.UseEtcd():
                 self.endpoints = action.hosts
+            case a.WatchAll():
+                self.watches_all = True
+                self._resync()
             case a.JoinEtcd():
                 self._join_etcd(action)
             case a.StartWorker():
@@ -335,12 +324,16 @@ class SimHost:
                 return
             self._incarnation = world.coordinator.incarnation
             self._backlog, self._told = [], []
-            self.post(e.ClusterRead(world.coordinator.read()))
+            found = tuple(each for each in world.coordinator.read() if self._watches(each[0].key))
+            self.post(e.ClusterRead(found, self.watches_all))
 
         world.clock.after(world.latency_s(self.random), read)
 
+    def _watches(self, key: str) -> bool:
+        return self.watches_all or not key.startswith(OF_MEMBERS_KEYS)
+
     def _watched(self, key: str, record: Record | None, revision: int) -> None:
-        if self.state is None or self._incarnation != self.world.coordinator.incarnation:
+        if self.state is None or self._incarnation != self.world.coordinator.incarnation or not self._watches(key):
             return
         event: e.Event = e.RecordGone(key, revision) if record is None else e.RecordSeen(record, revision)
         # a watch tells things in their order: what is new waits for what could not be told

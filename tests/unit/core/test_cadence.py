@@ -6,28 +6,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.policy import Policy
-from keepstep.core.records import Standing, StatusRecord
+from keepstep.core.records import Member, Phase, Standing, StatusRecord
 from keepstep.core.saving import STALL_RATIO_MAX, next_snapshot_every
+from keepstep.core.state import Turn
+from keepstep.core.view import Seen, with_generation, with_status
 from tests.unit.core.values import a_generation, a_turn
 
 powers = st.sampled_from([2**n for n in range(11)])
 
 
-def statuses(*costs: float) -> dict[str, StatusRecord]:
+def a_turn_with(policy: Policy | None, *costs: float) -> Turn:
+    """A leader's turn that has heard what snapshots cost on each host."""
+    turn = a_turn(policy)
     hosts = [f"algo-{n}" for n in range(1, len(costs) + 1)]
-    return {
-        host: StatusRecord(host, f"node of {host}", 3, Standing.RUNNING, snapshot_cost_ratio=cost)
-        for host, cost in zip(hosts, costs, strict=True)
-    }
+    generation = a_generation(phase=Phase.READY, members=tuple(Member(host, f"node of {host}") for host in hosts))
+    cluster = with_generation(turn.state.cluster, Seen(generation, 1))
+    for revision, (host, cost) in enumerate(zip(hosts, costs, strict=True), 2):
+        status = StatusRecord(host, f"node of {host}", 3, Standing.RUNNING, snapshot_cost_ratio=cost)
+        cluster = with_status(cluster, host, Seen(status, revision))
+    turn.set(cluster=cluster)
+    return turn
 
 
 def every(current: int, *costs: float) -> int:
-    return next_snapshot_every(a_turn(), a_generation(snapshot_every=current), statuses(*costs))
+    return next_snapshot_every(a_turn_with(None, *costs), a_generation(snapshot_every=current))
 
 
 def test_the_policys_word_holds():
     policy = Policy.model_validate({"checkpoint": {"snapshot_every": "7 steps"}})
-    assert next_snapshot_every(a_turn(policy), a_generation(snapshot_every=7), statuses(9.0)) == 7
+    assert next_snapshot_every(a_turn_with(policy, 9.0), a_generation(snapshot_every=7)) == 7
 
 
 def test_unmeasured_costs_change_nothing():

@@ -18,7 +18,8 @@ from keepstep.core.events import Event
 from keepstep.core.policy import Policy
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Record
-from keepstep.core.state import Decision, Note, State, evolve
+from keepstep.core.state import Decision, Note, State
+from keepstep.core.values import evolve
 from keepstep.core.view import Cluster
 from tests.unit.core.values import a_job
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from keepstep.adapters.etcd.gateway import Endpoints, Gateway, Json, Request, decode, encode, key_values, prefix_range
 from keepstep.adapters.etcd.watch import EtcdWatch
-from keepstep.ports import CoordinatorUnavailable, KeyValue, LeaseGone, TlsFiles
+from keepstep.ports import CoordinatorUnavailable, KeyValue, LeaseGone, Span, TlsFiles
 
 _BULK_THREADS = 3
 _MARKER_ATTEMPTS = 3
@@ -147,8 +147,8 @@ class EtcdCoordinator:
             return False
         return int(answer["responses"][0]["response_delete_range"].get("deleted", 0)) > 0
 
-    async def read(self, prefix: str) -> tuple[int, list[KeyValue]]:
-        ranges = [{"request_range": {"key": encode(self._marker_key)}}, {"request_range": prefix_range(prefix)}]
+    async def read(self, prefix: str, span: Span | None = None) -> tuple[int, list[KeyValue]]:
+        ranges = [{"request_range": {"key": encode(self._marker_key)}}, {"request_range": prefix_range(prefix, span)}]
         for _ in range(_MARKER_ATTEMPTS):
             answer = await self._ask(self._bulk, Request("/kv/txn", {"success": ranges}, repeatable=True))
             marker, found = (key_values(part["response_range"]) for part in answer["responses"])
@@ -159,10 +159,11 @@ class EtcdCoordinator:
             await self._mark()
         raise CoordinatorUnavailable("etcd keeps losing its data")
 
-    def watch(self, prefix: str, after_revision: int) -> EtcdWatch:
+    def watch(self, prefix: str, after_revision: int, span: Span | None = None) -> EtcdWatch:
         self._refuse_if_closed()
         gateway = Gateway(self._endpoints, self._timeout_s)
-        watch = EtcdWatch(gateway, prefix, after_revision, marker=(self._marker_key, self._marker.value))
+        selection = prefix_range(prefix, span)
+        watch = EtcdWatch(gateway, selection, after_revision, marker=(self._marker_key, self._marker.value))
         self._watches = {other for other in self._watches if not other.ended}
         self._watches.add(watch)
         watch.start(self._timeout_s, self._idle_s)

@@ -15,7 +15,7 @@ import urllib3
 from etcd3gw import Etcd3Client
 from etcd3gw.exceptions import Etcd3Exception
 
-from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable, KeyValue, LeaseGone, TlsFiles
+from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable, KeyValue, LeaseGone, Span, TlsFiles
 
 Json = dict[str, Any]
 
@@ -219,8 +219,10 @@ def decode(text: str) -> str:
     return base64.b64decode(text).decode(errors="replace")
 
 
-def prefix_range(prefix: str) -> Json:
-    """Return the fields that select every key beginning with `prefix`; all keys for an empty one."""
+def prefix_range(prefix: str, span: Span | None = None) -> Json:
+    """Return the fields that select every key beginning with `prefix`, all for an empty one; or a span of those."""
+    if span is not None:
+        return {"key": encode(prefix + span[0]), "range_end": encode(prefix + span[1])}
     if not prefix:
         return {"key": base64.b64encode(b"\0").decode(), "range_end": base64.b64encode(b"\0").decode()}
     # The last byte of UTF-8 is never 0xff, so adding one stays a byte.

@@ -15,7 +15,7 @@ import threading
 import requests
 import urllib3
 
-from keepstep.adapters.etcd.gateway import Gateway, Json, Request, decode, encode, key_values, prefix_range
+from keepstep.adapters.etcd.gateway import Gateway, Json, Request, decode, encode, key_values
 from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable, KeyEvent, WatchLost
 
 _PENDING_MAX = 64
@@ -26,17 +26,17 @@ _PAUSE_MAX_S = 1.0
 class EtcdWatch:
     """An asynchronous iterator over lists of events; see `keepstep.ports.KeyWatch`."""
 
-    def __init__(self, gateway: Gateway, prefix: str, after_revision: int, marker: tuple[str, str | None]) -> None:
+    def __init__(self, gateway: Gateway, selection: Json, after_revision: int, marker: tuple[str, str | None]) -> None:
         """Prepare; `start` begins.
 
         Args:
             gateway: connections of this watch alone.
-            prefix: what the keys begin with.
+            selection: the fields that select the keys.
             after_revision: the last revision that is known already.
             marker: key of the cluster's marker, and its value where it has been read.
         """
         self._gateway = gateway
-        self._prefix = prefix
+        self._selection = selection
         self._last = after_revision
         self._marker_key, self._marker = marker
         self._loop = asyncio.get_running_loop()
@@ -58,8 +58,7 @@ class EtcdWatch:
             timeout_s: seconds for the questions asked before a stream is opened.
             idle_s: seconds of silence after which the stream is opened anew.
         """
-        name = f"etcd-watch {self._prefix}"
-        threading.Thread(target=self._run, args=(timeout_s, idle_s), name=name, daemon=True).start()
+        threading.Thread(target=self._run, args=(timeout_s, idle_s), name="etcd-watch", daemon=True).start()
 
     def __aiter__(self) -> EtcdWatch:
         return self
@@ -112,7 +111,7 @@ class EtcdWatch:
     def _follow(self, timeout_s: float, idle_s: float) -> None:
         """Deliver events until the stream falls silent (returns) or breaks (CoordinatorUnavailable)."""
         at_least = self._verify(timeout_s)
-        selection = {**prefix_range(self._prefix), "start_revision": self._last + 1}
+        selection = {**self._selection, "start_revision": self._last + 1}
         response = self._gateway.stream("/watch", {"create_request": selection}, idle_s)
         self._response = response
         try:
