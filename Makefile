@@ -14,7 +14,7 @@ DEV_STAMP := .venv/.stamp-$(shell cat requirements/dev.txt | sha256sum | cut -c1
 TF_STAMP := .venv-tf/.stamp-$(shell cat requirements/tensorflow.txt requirements/tf-keras.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf etcd nets lint check test test-hosts wheels demo bench-overhead soak campaign requirements clean
+.PHONY: venv venv-tf etcd nets lint check test test-hosts wheels demo bench-fold bench-overhead soak campaign requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -84,6 +84,10 @@ demo: venv venv-tf etcd
 # What keepstep costs; about six minutes on a machine that does nothing else. See benchmarks/README.md.
 bench-overhead: venv venv-tf etcd
 	$(PY) benchmarks/overhead.py --python $(TF)
+
+# What one event costs a node, in jobs of 8, 64 and 512 hosts.
+bench-fold: venv
+	$(PY) benchmarks/fold.py
 
 # Five hosts that are hurt every five seconds for ten minutes. SECONDS=60 makes it short.
 SECONDS ?= 600

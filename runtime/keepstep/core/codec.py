@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import compress, islice
+from operator import is_, is_not
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -80,10 +82,10 @@ def decode_policy(text: str) -> Policy:
 
 
 class Digests:
-    """Digests of one node's successive turns: of what did not change since the last one, the words are kept."""
+    """Digests of one node's successive turns: only what has changed since the last one is read again."""
 
     def __init__(self) -> None:
-        self._words: dict[str, tuple[object, str]] = {}
+        self._parts: dict[str, tuple[object, int]] = {}
 
     def of(self, event: object, now: float, decision: Decision) -> str:
         """A short digest of a turn: its event, time and actions, and the state after it (what never changes left out).
@@ -94,16 +96,34 @@ class Digests:
             decision: what was decided.
         """
         state = decision.state
-        words = [repr((event, now, decision.actions))]
-        words += [self._words_of(name, getattr(state, name)) for name in _VARYING]
-        words += [self._words_of(f"cluster.{name}", getattr(state.cluster, name)) for name in Cluster.__slots__]
-        return hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()
+        parts = [_digest((event, now, decision.actions))]
+        parts += [self._part(name, getattr(state, name)) for name in _VARYING]
+        parts += [self._part(f"cluster.{name}", getattr(state.cluster, name)) for name in Cluster.__slots__]
+        return f"{_digest(parts):016x}"
 
-    def _words_of(self, name: str, value: object) -> str:
-        known = self._words.get(name)
-        if known is None or known[0] is not value:  # a state's parts are replaced, never changed
-            known = self._words[name] = (value, repr(value))
-        return known[1]
+    def _part(self, name: str, value: object) -> int:
+        before, digest = self._parts.get(name, (None, 0))
+        if before is not value or name not in self._parts:  # a state's parts are replaced, never changed
+            digest = _sum(value, before, digest) if isinstance(value, dict) else _digest(value)
+            self._parts[name] = (value, digest)
+        return digest
+
+
+def _sum(mapping: dict[object, object], before: object, digest: int) -> int:
+    """The digest of a mapping: the sum of its entries', made from the one before where that has the same keys first.
+
+    A mapping may have hundreds of entries, of which one is new; so what looks at all of them is not Python code.
+    """
+    if not isinstance(before, dict) or len(mapping) < len(before) or not all(map(is_, mapping, before)):
+        return sum(map(_digest, mapping.items())) % 2**64
+    changed = [*compress(mapping, map(is_not, mapping.values(), before.values())), *islice(mapping, len(before), None)]
+    for key in changed:
+        digest += _digest((key, mapping[key])) - (_digest((key, before[key])) if key in before else 0)
+    return digest % 2**64
+
+
+def _digest(value: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big")
 
 
 def digest_of(event: object, now: float, decision: Decision) -> str:

@@ -7,6 +7,8 @@ import typing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.core.codec import Digests, digest_of
+from keepstep.core.reasons import Reason
 from keepstep.core.records import (
     NOT_OF_MEMBERS,
     OF_MEMBERS_KEYS,
@@ -25,8 +27,12 @@ from keepstep.core.records import (
     StoredObject,
     UploadRecord,
 )
+from keepstep.core.state import Decision, Note
+from keepstep.core.values import evolve
 from keepstep.core.view import OF_MEMBERS, Cluster, Seen, with_generation, with_node, with_status, with_upload
-from tests.unit.core.values import a_generation
+from tests.unit.core.values import a_generation, a_turn
+
+STATE = a_turn().state
 
 HOSTS = ("algo-1", "algo-2", "algo-3")
 hosts = st.sampled_from(HOSTS)
@@ -106,6 +112,15 @@ def test_what_is_counted_on_the_way_is_what_is_there(history):
         tally = cluster.tally
         told = (cluster.members, tally.gone, tally.failed, tally.done, tally.costliest, tally.missed)
         assert told == counted(cluster)
+
+
+@given(st.lists(changes, max_size=20))
+def test_a_digest_made_from_the_one_before_is_that_of_the_whole(history):
+    digests, cluster = Digests(), Cluster()
+    for revision, change in enumerate(history, 1):
+        cluster = applied(cluster, change, revision)
+        decision = Decision(evolve(STATE, cluster=cluster), (), (Note(Reason.NOTHING_TO_DO),))
+        assert digests.of(None, 1.0, decision) == digest_of(None, 1.0, decision)
 
 
 def test_all_that_members_say_lies_outside_of_what_everybody_watches():
