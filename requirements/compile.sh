@@ -14,3 +14,4 @@ compile build.in -o build.txt
 compile -c agent.txt -c build.txt dev.in -o dev.txt
 compile tensorflow.in -o tensorflow.txt
 compile --no-deps tf-keras.in -o tf-keras.txt
+compile torch.in -o torch.txt
