@@ -9,7 +9,10 @@ Where `ok` is false, `error` is one of ERRORS and `detail` says more.
     verify  slab, step, size_bytes + fd             replicated, local, head_bytes, replicated_bytes, local_bytes
     upload  slab, step, generation, run, rank, world, size_bytes + fd             objects, replicated, bytes, seconds
     commit  generation, step, run, world, digest, objects                         manifest, seconds
-    fetch   manifest, rank, world + fd of an empty file                           step, size_bytes, replicated, local
+    fetch   manifest, rank, world, [peers] + fd of an empty file  step, size_bytes, replicated, local, brought, trouble
+    seals   + fd of the control page                where it is seen which slabs are still what they were
+    listen  ca, cert, key + fd of a socket          other hosts may have from now on what is offered
+    offer   slab, step, digest, size_bytes + fd     offered: false where the slab is not sealed with that step any more
     sweep   keep_last, keep_every, [generation, restoring, grace_s]               manifests, objects, unfinished
     trust                                           authority, etag; null where there is none
     entrust authority, [replaces: etag]             written: false where another host was first
@@ -37,10 +40,12 @@ from typing import Any, Final, NoReturn
 
 from keepstep.adapters import clock
 from keepstep.adapters.uploader import IN_FLIGHT_MAX, PacketError, receive_packet, send_packet
+from keepstep.app.giving import Giving, InvalidCommand, number, text
 from keepstep.checkpoint import authority, commit, restore, retention, upload
 from keepstep.checkpoint.digests import ShortSlab
 from keepstep.checkpoint.keys import ManifestName, is_job, is_run
 from keepstep.checkpoint.manifest import build_manifest, parse_stored_object
+from keepstep.checkpoint.peering import Peers
 from keepstep.checkpoint.probe import probe_store
 from keepstep.checkpoint.retrying import RetryingStore
 from keepstep.checkpoint.safetensors import MalformedSlab
@@ -60,6 +65,7 @@ what they should be; missing: an object is gone; conflict: decided otherwise alr
 LANES: Final = {
     "open": "head", "head": "head", "verify": "verify", "upload": "upload", "commit": "commit", "fetch": "fetch",
     "sweep": "sweep", "trust": "head", "entrust": "head", "forget": "head",
+    "seals": "verify", "listen": "verify", "offer": "verify",
 }  # fmt: skip
 NICENESS = 10
 EXIT_BUG = 70
@@ -74,10 +80,6 @@ _FAMILIES: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], str]
 )
 
 
-class InvalidCommand(Exception):
-    """The agent asked for something that does not exist."""
-
-
 class Uploader:
     """What the commands do; one method for each, called in the thread of its lane."""
 
@@ -85,6 +87,7 @@ class Uploader:
         self._opening = threading.Lock()
         self._where: tuple[str, str, str | None] | None = None
         self._store: ObjectStore | None = None
+        self._giving = Giving()
 
     def perform(self, command: Mapping[str, Any], fd: int | None) -> dict[str, object]:
         """Carry a command out and return what the reply holds beside `id` and `ok`.
@@ -105,6 +108,8 @@ class Uploader:
                 return self._commit(command)
             case "fetch":
                 return self._fetch(command, _wanted(fd))
+            case "seals" | "listen" | "offer" as what:
+                return self._giving.perform(what, command, _wanted(fd))
             case "sweep":
                 return self._sweep(command)
             case "trust" | "entrust" | "forget" as what:
@@ -113,11 +118,11 @@ class Uploader:
                 raise InvalidCommand(f"no command {other!r}")
 
     def _open(self, command: Mapping[str, Any]) -> dict[str, object]:
-        job, endpoint = _text(command, "job"), command.get("endpoint")
+        job, endpoint = text(command, "job"), command.get("endpoint")
         if not is_job(job) or not isinstance(endpoint, str | None):
             raise InvalidCommand(f"job {job!r} or endpoint {endpoint!r} can not be")
         with self._opening:
-            self._where, self._store = (_text(command, "store"), job, endpoint), None
+            self._where, self._store = (text(command, "store"), job, endpoint), None
         self._opened()
         return {}
 
@@ -135,7 +140,7 @@ class Uploader:
     def _head(self, command: Mapping[str, Any]) -> dict[str, object]:
         store, job = self._opened()
         if "claim" in command:
-            commit.claim(store, job, _number(command, "claim"), _run(command))
+            commit.claim(store, job, number(command, "claim"), _run(command))
         head, unreadable = commit.newest_checkpoint(store, job, _texts(command, "without"))
         shown = head and {name: value for name, value in asdict(head).items() if name != "nonce"}
         return {"head": shown, "unreadable": list(unreadable)}
@@ -146,20 +151,20 @@ class Uploader:
             found = authority.read_authority(store, job)
             return {"authority": found and found[0], "etag": found and found[1]}
         if what == "forget":
-            return {"removed": authority.remove_authority(store, job, _text(command, "etag"))}
-        replaces = _text(command, "replaces") if command.get("replaces") is not None else None
-        return {"written": authority.put_authority(store, job, _text(command, "authority"), replaces)}
+            return {"removed": authority.remove_authority(store, job, text(command, "etag"))}
+        replaces = text(command, "replaces") if command.get("replaces") is not None else None
+        return {"written": authority.put_authority(store, job, text(command, "authority"), replaces)}
 
     def _verify(self, command: Mapping[str, Any], fd: int) -> dict[str, object]:
-        measured = upload.measure_slab(fd, _number(command, "size_bytes"))
+        measured = upload.measure_slab(fd, number(command, "size_bytes"))
         return {"replicated": measured.replicated, "local": measured.local, **asdict(measured.layout)}
 
     def _upload(self, command: Mapping[str, Any], fd: int) -> dict[str, object]:
         store, job = self._opened()
-        rank, world_size = _number(command, "rank"), _number(command, "world")
+        rank, world_size = number(command, "rank"), number(command, "world")
         if rank >= world_size:
             raise InvalidCommand(f"rank {rank} of {world_size}")
-        order = upload.UploadOrder(job, _name(command), rank, world_size, _number(command, "size_bytes"))
+        order = upload.UploadOrder(job, _name(command), rank, world_size, number(command, "size_bytes"))
         begun = clock.monotonic()
         done = upload.upload(store, fd, order)
         return {
@@ -176,25 +181,30 @@ class Uploader:
         if not isinstance(entries, list):
             raise InvalidCommand("objects must be a list")
         objects = [parse_stored_object(entry, f"objects[{i}]") for i, entry in enumerate(entries)]
-        world_size, digest, now_unix = _number(command, "world"), _text(command, "digest"), int(clock.unix_time())
+        world_size, digest, now_unix = number(command, "world"), text(command, "digest"), int(clock.unix_time())
         manifest = build_manifest(job, _name(command), world_size, digest, objects, now_unix)
         return {"manifest": commit.commit(store, manifest), "seconds": clock.monotonic() - begun}
 
     def _fetch(self, command: Mapping[str, Any], fd: int) -> dict[str, object]:
         store, job = self._opened()
         begun = clock.monotonic()
-        manifest = commit.read_manifest(store, job, _text(command, "manifest"))
-        fetched = restore.fetch(store, manifest, _number(command, "rank"), fd)
-        return {"step": manifest.step, **asdict(fetched), "seconds": clock.monotonic() - begun}
+        manifest = commit.read_manifest(store, job, text(command, "manifest"))
+        peers = Peers(self._giving.others(command))
+        try:
+            fetched = restore.fetch(store, manifest, number(command, "rank"), fd, peers)
+        finally:
+            peers.close()
+        seconds, peered = clock.monotonic() - begun, {"brought": peers.brought, "trouble": peers.trouble}
+        return {"step": manifest.step, **asdict(fetched), **peered, "seconds": seconds}
 
     def _sweep(self, command: Mapping[str, Any]) -> dict[str, object]:
         store, job = self._opened()
-        generation = _number(command, "generation") if "generation" in command else None
+        generation = number(command, "generation") if "generation" in command else None
         wanted = retention.Retention(
-            _number(command, "keep_last"),
-            _number(command, "keep_every"),
+            number(command, "keep_last"),
+            number(command, "keep_every"),
             _texts(command, "restoring"),
-            _number(command, "grace_s") if "grace_s" in command else retention.GRACE_S,
+            number(command, "grace_s") if "grace_s" in command else retention.GRACE_S,
         )
         if wanted.keep_last < 1:
             raise InvalidCommand("keep_last must be 1 or more")
@@ -265,20 +275,6 @@ def connect_store(url: str, endpoint: str | None = None) -> ObjectStore:
     raise StoreRefused(f"{scheme}:// is no store: s3://bucket/prefix or the path of a directory is wanted")
 
 
-def _number(command: Mapping[str, Any], field: str) -> int:
-    value = command.get(field)
-    if type(value) is not int or value < 0:
-        raise InvalidCommand(f"{field} must be a whole number, not {value!r}")
-    return value
-
-
-def _text(command: Mapping[str, Any], field: str) -> str:
-    value = command.get(field)
-    if not isinstance(value, str):
-        raise InvalidCommand(f"{field} must be a string, not {value!r}")
-    return value
-
-
 def _texts(command: Mapping[str, Any], field: str) -> frozenset[str]:
     values = command.get(field, [])
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
@@ -287,11 +283,11 @@ def _texts(command: Mapping[str, Any], field: str) -> frozenset[str]:
 
 
 def _name(command: Mapping[str, Any]) -> ManifestName:
-    return ManifestName(_number(command, "generation"), _number(command, "step"), _run(command))
+    return ManifestName(number(command, "generation"), number(command, "step"), _run(command))
 
 
 def _run(command: Mapping[str, Any]) -> str:
-    run = _text(command, "run")
+    run = text(command, "run")
     if not is_run(run):
         raise InvalidCommand(f"{run!r} can not be a run's nonce")
     return run

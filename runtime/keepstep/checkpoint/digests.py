@@ -19,7 +19,7 @@ class ShortSlab(Exception):
     """A file ended before the bytes that it should hold; detail in the message."""
 
 
-def crc32c(data: bytes, previous: int = 0) -> int:
+def crc32c(data: bytes | memoryview, previous: int = 0) -> int:
     """CRC32C of `data`, or of what `previous` was made of followed by `data`."""
     from awscrt import checksums
 

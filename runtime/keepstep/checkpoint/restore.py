@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from keepstep.checkpoint.aggregate import Aggregation, CorruptObject
 from keepstep.checkpoint.digests import combine_crc32c, crc32c, file_crc32c, format_digest
 from keepstep.checkpoint.manifest import Manifest, StoredObject
+from keepstep.checkpoint.peering import Peers
 from keepstep.checkpoint.safetensors import MalformedSlab, parse_head_bytes, read_layout
 from keepstep.ports.store import ObjectStore
 
@@ -32,12 +33,13 @@ class Fetched:
     local: str
 
 
-def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int) -> Fetched:
+def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int, peers: Peers | None = None) -> Fetched:
     """Fill an empty file with the slab of `rank`: the head, what all hold alike, and what the rank alone holds.
 
     A rank that the manifest's world did not have takes the aggregate of all ranks' local states: see
     `keepstep.checkpoint.aggregate`. What a world of another size finds is the same for each of its ranks otherwise.
     Memory is bounded in both cases; for an aggregate the local objects of all ranks are read and verified.
+    What all hold alike comes from `peers` where they have it, and what a rank alone holds from the store always.
 
     Raises:
         CorruptObject: an object differs from what the manifest says in size or CRC, or makes up no slab.
@@ -62,9 +64,18 @@ def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int) -> Fetched
             _write(fd, piece, at)
             at += len(piece)
         _write(fd, aggregation.head(), 0)
+
+    def receive_share(share: StoredObject) -> None:
+        def write(piece: bytes | memoryview, at: int) -> None:
+            _write(fd, piece, head_bytes + share.offset + at)
+
+        if peers is None or not peers.bring(manifest, share, write):
+            _receive(store, share, write)
+
     streams = ThreadPoolExecutor(STREAMS, thread_name_prefix="fetch")
     try:
-        for done in [streams.submit(_receive_share, store, o, fd, head_bytes) for o in manifest.replicated()]:
+        asked = [streams.submit(receive_share, each) for each in manifest.replicated()]
+        for done in asked:
             done.result()
     finally:
         streams.shutdown(wait=True, cancel_futures=True)  # after the first that failed, the rest is of no use
@@ -110,10 +121,6 @@ def _read_head_bytes(store: ObjectStore, local: StoredObject) -> int:
     return head_bytes
 
 
-def _receive_share(store: ObjectStore, share: StoredObject, fd: int, head_bytes: int) -> None:
-    _receive(store, share, lambda piece, at: _write(fd, piece, head_bytes + share.offset + at))
-
-
 def _receive(store: ObjectStore, stored: StoredObject, place: Callable[[bytes, int], None]) -> None:
     done, crc = 0, 0
     for piece in store.get(stored.key):
@@ -128,7 +135,7 @@ def _receive(store: ObjectStore, stored: StoredObject, place: Callable[[bytes, i
         raise CorruptObject(f"{stored.key}: CRC32C {crc:08x}, the manifest says {stored.crc32c}")
 
 
-def _write(fd: int, piece: bytes, at: int) -> None:
+def _write(fd: int, piece: bytes | memoryview, at: int) -> None:
     view = memoryview(piece)
     while view:
         written = os.pwrite(fd, view, at)

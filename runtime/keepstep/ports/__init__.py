@@ -21,6 +21,12 @@ from keepstep.ports.coordination import (
 from keepstep.ports.hardware import (
     GpuSample,
 )
+from keepstep.ports.peers import (
+    Peer,
+    PeerAway,
+    PeerLacks,
+    Wanted,
+)
 from keepstep.ports.processes import (
     Keeper,
     KeptDescriptor,
@@ -62,11 +68,15 @@ __all__ = [
     "NotFound",
     "ObjectStat",
     "ObjectStore",
+    "Peer",
+    "PeerAway",
+    "PeerLacks",
     "PreconditionFailed",
     "Span",
     "StoreError",
     "StoreRefused",
     "StoreUnavailable",
     "TlsFiles",
+    "Wanted",
     "WatchLost",
 ]

@@ -1,0 +1,63 @@
+"""Peers: other hosts of the job, as far as they give away the bytes of a snapshot that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+
+class PeerAway(Exception):
+    """A peer can not be reached, is not believed, broke off, or is too slow."""
+
+    retryable: ClassVar[bool] = False
+    hint: ClassVar[str] = "the bytes are had from the next peer, or from the store"
+
+
+class PeerLacks(Exception):
+    """A peer holds no such snapshot, or not any more."""
+
+    retryable: ClassVar[bool] = False
+    hint: ClassVar[str] = "the bytes are had from the next peer, or from the store"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A range of the replicated region of one snapshot.
+
+    Attributes:
+        step: the completed step.
+        digest: of the whole region.
+        start: where the range begins within the region.
+        size_bytes: its length.
+    """
+
+    step: int
+    digest: str
+    start: int
+    size_bytes: int
+
+
+class Peer(Protocol):
+    """One other host. May be asked from several threads."""
+
+    @property
+    def name(self) -> str: ...
+
+    def read(self, wanted: Wanted, take: Callable[[memoryview], None], deadline: float) -> None:
+        """Deliver a range in order, piece by piece; a piece is the caller's during the call only.
+
+        Nothing says that these are the bytes that were wanted: whoever takes them checks them.
+
+        Args:
+            deadline: second of CLOCK_MONOTONIC by which all of it is to be here.
+
+        Raises:
+            PeerLacks: the peer has no such snapshot.
+            PeerAway: any other trouble with it; pieces may have been delivered.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of its connections."""
+        ...
