@@ -69,6 +69,11 @@ class WorkerLink:
         return self._wire
 
     @property
+    def wire_fd(self) -> int:
+        """The memory of the control page and ring."""
+        return self._wire_fd
+
+    @property
     def slabs(self) -> Mapping[int, int]:
         """Sizes in bytes by slab number."""
         return dict(self._sizes)

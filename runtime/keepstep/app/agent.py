@@ -16,11 +16,13 @@ from pathlib import Path
 from types import TracebackType
 
 import keepstep
+from keepstep.adapters.certificates import tls_files
 from keepstep.adapters.clock import Clock
 from keepstep.adapters.coordinator_memory import MemoryCoordinator
 from keepstep.adapters.etcd import EtcdCoordinator
 from keepstep.adapters.init_link import InitLink
 from keepstep.adapters.journal import JournalWriter
+from keepstep.adapters.peers import listen
 from keepstep.adapters.processes import LineQueue, standard_sinks
 from keepstep.adapters.prometheus import Metrics
 from keepstep.adapters.worker_link import WorkerLink
@@ -31,7 +33,7 @@ from keepstep.app.launching import Launcher, Places, write_failure
 from keepstep.app.members import Members, Site
 from keepstep.app.options import TrainOptions, find_base_dir, parse_train_options
 from keepstep.app.sampling import Sampler
-from keepstep.app.storing import Storing
+from keepstep.app.storing import Giving, Storing
 from keepstep.app.supervisor import Supervisor
 from keepstep.app.trust import Trust, demand_trust_off, trust_of
 from keepstep.core import actions as a
@@ -70,6 +72,13 @@ class Setup:
     store: str | None
     environment: dict[str, str]
     places: Places
+
+    @property
+    def has_trust(self) -> bool:
+        """Whether the hosts prove themselves to each other by certificates of their own."""
+        coordination = self.policy.coordination
+        ours = coordination.endpoints == "embedded" and coordination.tls == "on"
+        return len(self.job.hosts) > 1 and ours and self.store is not None
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -177,7 +186,10 @@ class Agent:
     """One node's parts, put together."""
 
     def __init__(self, setup: Setup, init: InitLink, lines: LineQueue) -> None:
-        self._setup, self._init, self._lines = setup, init, lines
+        self._init, self._lines = init, lines
+        self._listener = listen(setup.job.address) if setup.has_trust else None
+        port = 0 if self._listener is None else int(self._listener.getsockname()[1])
+        self._setup = replace(setup, job=replace(setup.job, peer_port=port))
         self._clock = Clock()
         self._deadline: float | None = None
         self._memo: tuple[int, int] | None = None
@@ -214,6 +226,8 @@ class Agent:
         launcher = make_launcher(setup, link, self.log)
         coordination = Coordination(coordinator, job.name, self._clock, supervisor.post, self.log)
         storing = Storing(job.name, setup.store, policy, supervisor.post, self.log)
+        if self._listener is not None and self._trust is not None:
+            storing.give(Giving(self._listener, tls_files(self._trust.folder)), link.wire_fd)
         memo = self._init.state.memo
         slabs, seals = tuple(sorted(link.slabs.items())), tuple(map(seal_event, link.seals()))
         supervisor.post(e.AgentStarted(slabs, seals, int(memo.get("seen_generation", 0))))
@@ -295,7 +309,7 @@ class Agent:
             setup.environment.get("PATH"),
             () if external == "embedded" else tuple(external),
         )
-        if external == "embedded" and setup.policy.coordination.tls == "on" and setup.store is not None:
+        if setup.has_trust and setup.store is not None:
             self._trust = trust_of(site, setup.store, self.log)
             tls, token = await self._trust.obtain(again=job.boot > 0)
             site = replace(site, tls=tls, token=token)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from keepstep.adapters.clock import monotonic_ns, sleep
@@ -16,11 +17,20 @@ from keepstep.core import events as e
 from keepstep.core.events import Event, Head, SlabSeal
 from keepstep.core.policy import Policy
 from keepstep.core.records import StoredObject
+from keepstep.ports import TlsFiles
 
 _RESTART_S = 0.2
 _STORE_AGAIN_S = 2.0
 _DECIDED = ("corrupt", "missing", "fenced", "conflict")
 """Errors that mean something of their own to whoever asked."""
+
+
+@dataclass(frozen=True)
+class Giving:
+    """With what the uploader gives other hosts the bytes of slabs: a socket that listens, and this node's files."""
+
+    listener: socket.socket
+    tls: TlsFiles
 
 
 class Storing:
@@ -30,6 +40,8 @@ class Storing:
         self, job: str, store: str | None, policy: Policy, post: Callable[[Event], None], log: Callable[[str], None]
     ) -> None:
         self._job, self._store, self._policy, self._post, self._log = job, store, policy, post, log
+        self._giving: Giving | None = None
+        self._wire_fd = -1
         self._client = UploaderClient(self._died)
         self._closing = False
         self._again = asyncio.Event()
@@ -38,12 +50,21 @@ class Storing:
     def pid(self) -> int | None:
         return self._client.pid
 
+    def give(self, giving: Giving, wire_fd: int) -> None:
+        """Have other hosts given what is in this one's slabs; say so before `run`.
+
+        Args:
+            wire_fd: the control page, which says whether a slab is still what it was.
+        """
+        self._giving, self._wire_fd = giving, wire_fd
+
     async def run(self) -> None:
         """Keep an uploader running. Never ends."""
         while True:
             self._again.clear()
             try:
                 await self._client.start()
+                await self._listen()
                 if self._store is not None:
                     reply = await self._call({"command": "open", "store": self._store, "job": self._job})
                     if reply.get("error") == "refused":
@@ -54,9 +75,31 @@ class Storing:
                 await self._again.wait()
             await sleep(_RESTART_S)
 
+    async def _listen(self) -> None:
+        giving = self._giving
+        if giving is None:
+            return
+        files = {"ca": str(giving.tls.ca), "cert": str(giving.tls.cert), "key": str(giving.tls.key)}
+        await self._call({"command": "seals"}, self._wire_fd)
+        await self._call({"command": "listen", **files}, giving.listener.fileno())
+
+    async def _offer(self, slab: int, fd: int, step: int, digest: str, size_bytes: int) -> None:
+        """Let other hosts have a verified slab; where that fails they go to the store."""
+        if self._giving is None:
+            return
+        command = {"command": "offer", "slab": slab, "step": step, "digest": digest, "size_bytes": size_bytes}
+        try:
+            reply = await self._call(command, fd)
+        except UploaderGone:
+            return
+        if not reply.get("ok"):
+            self._log(f"slab {slab} is not offered to other hosts: {reply.get('detail')}")
+
     async def close(self) -> None:
         self._closing = True
         await self._client.stop()
+        if self._giving is not None:
+            self._giving.listener.close()
 
     def _died(self, status: int) -> None:
         if not self._closing:
@@ -93,7 +136,9 @@ class Storing:
         if reply is None:
             return
         if reply.get("ok"):
-            self._post(e.SnapshotVerified(action.operation, action.slab, action.step, str(reply["replicated"])))
+            digest = str(reply["replicated"])
+            await self._offer(action.slab, fd, action.step, digest, action.size_bytes)
+            self._post(e.SnapshotVerified(action.operation, action.slab, action.step, digest))
         elif reply.get("error") == "corrupt":
             self._post(e.SnapshotBad(action.operation, action.slab, action.step, str(reply.get("detail"))))
 
@@ -158,6 +203,7 @@ class Storing:
         fd = os.memfd_create(f"keepstep-slab-{action.slab}", os.MFD_CLOEXEC)
         command = {
             "command": "fetch", "manifest": action.manifest, "rank": action.rank, "world": action.world_size,
+            "peers": action.peers,
         }  # fmt: skip
         reply = await self._ask(action.operation, command, fd)
         if reply is not None and reply.get("ok"):
@@ -165,6 +211,9 @@ class Storing:
             await link.adopt(action.slab, fd, size_bytes)
             seal = link.seal(action.slab, step, size_bytes, 0, monotonic_ns())
             event = SlabSeal(seal.slab, seal.step, seal.sequence, seal.size_bytes)
+            for line in [*(f"{host} gave {size} bytes" for host, size in reply["brought"].items()), *reply["trouble"]]:
+                self._log(f"state of step {step}: {line}")
+            await self._offer(action.slab, fd, step, str(reply["replicated"]), size_bytes)
             self._post(e.SnapshotFetched(action.operation, event, str(reply["replicated"])))
             return
         os.close(fd)

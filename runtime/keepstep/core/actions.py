@@ -183,13 +183,17 @@ class ReadHead:
 
 @dataclass(frozen=True, slots=True)
 class FetchSnapshot:
-    """Bring a committed checkpoint into a slab of its own, verified."""
+    """Bring a committed checkpoint into a slab of its own, verified.
+
+    `peers` may hold it in memory and are asked before the store: host, address, port.
+    """
 
     operation: str
     manifest: str
     slab: int
     rank: int
     world_size: int
+    peers: tuple[tuple[str, str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

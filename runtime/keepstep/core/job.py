@@ -24,6 +24,7 @@ class JobSpec:
         arguments: the script's arguments.
         has_store: whether checkpoints are committed anywhere.
         etcd_hosts: the hosts that start an etcd member at first; empty where there is one already, or none is needed.
+        peer_port: where this host gives others what is in its slabs; 0: nowhere.
     """
 
     name: str
@@ -40,6 +41,7 @@ class JobSpec:
     arguments: tuple[str, ...]
     has_store: bool
     etcd_hosts: tuple[str, ...] = ()
+    peer_port: int = 0
 
     @property
     def keeps_etcd(self) -> bool:

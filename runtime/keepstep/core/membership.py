@@ -60,10 +60,10 @@ def _fence(turn: Turn) -> None:
 
 def register(turn: Turn) -> None:
     """Have this incarnation's record stand under the node's key."""
-    state = turn.state
+    state, job = turn.state, turn.state.job
     if state.lease is None or not state.cluster.synced or is_registered(turn):
         return
-    record = NodeRecord(state.job.host, state.job.node_id, state.job.address, state.lease.lease, state.seen_generation)
+    record = NodeRecord(job.host, job.node_id, job.address, state.lease.lease, state.seen_generation, job.peer_port)
     turn.put(record, Reason.NODE_REGISTERS)
 
 

@@ -74,7 +74,7 @@ class NodeRecord:
 
     After a lapse the record must be put anew, since the old one vanishes with the old lease although it reads the same.
     `seen_generation` is the newest generation that the node knows of: an etcd that lost its data must not make numbers
-    repeat.
+    repeat. At `peer_port` the node gives others what is in its slabs; 0: it does not.
     """
 
     host: str
@@ -82,6 +82,7 @@ class NodeRecord:
     address: str
     lease: int
     seen_generation: int = 0
+    peer_port: int = 0
     kind: Literal["node"] = "node"
 
     @property

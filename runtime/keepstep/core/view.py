@@ -200,3 +200,17 @@ def known_revision(cluster: Cluster, record: Record) -> int:
         case EtcdRecord():
             seen = cluster.etcd
     return 0 if seen is None else seen.revision
+
+
+PEERS_MAX = 8
+"""So many hosts are asked for a snapshot before the store is."""
+
+
+def peers_of(cluster: Cluster, generation: GenerationRecord, rank: int) -> tuple[tuple[str, str, int], ...]:
+    """Host, address and port of those whom `rank` may ask for a snapshot; each rank begins with the one behind it."""
+    members, found = generation.members, []
+    for member in members[rank + 1 :] + members[:rank]:
+        node = cluster.nodes.get(member.host)
+        if node is not None and node.record.node_id == member.node_id and node.record.peer_port:
+            found.append((member.host, node.record.address, node.record.peer_port))
+    return tuple(found[:PEERS_MAX])

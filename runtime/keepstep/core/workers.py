@@ -24,6 +24,7 @@ from keepstep.core.records import Failure, GenerationRecord, Phase, Resume, Stan
 from keepstep.core.restarts import classify_exit
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
+from keepstep.core.view import peers_of
 
 _STATUS_EVERY_S = 2.0
 
@@ -48,9 +49,8 @@ def start(turn: Turn) -> None:
         return
     resume, rank = generation.resume, generation.rank_of(state.job.host)
     if resume is not None and resume.manifest and state.trained_rank != rank:
-        _clear_seals(
-            turn, resume.step - 1
-        )  # what is local to a rank goes with the rank, and others may have this one's
+        # What is local to a rank goes with the rank, and others may have this one's.
+        _clear_seals(turn, resume.step - 1)
         turn.set(trained_rank=rank)
     slab = slab_of(state.slabs, resume)
     if resume is not None and slab is None:
@@ -101,8 +101,8 @@ def _bring(turn: Turn, generation: GenerationRecord, resume: Resume) -> None:
         return
     rank = generation.rank_of(state.job.host)
     number = free_slab_number(state)
-    operation = f"fetch:{generation.number}"
-    fetch = FetchSnapshot(operation, resume.manifest, number, rank, len(generation.members))
+    operation, peers = f"fetch:{generation.number}", peers_of(state.cluster, generation, rank)
+    fetch = FetchSnapshot(operation, resume.manifest, number, rank, len(generation.members), peers)
     if turn.attempt(fetch, Reason.RESTORE_WANTED, f"step {resume.step} from the store"):
         turn.set(next_slab=number + 1)
 
