@@ -57,12 +57,12 @@ class JournalWriter:
         """Whether the file has reached its size and wants a rotation, at the next turn."""
         return self._written_bytes >= self._file_bytes_max
 
-    def post(self, line: Mapping[str, object]) -> None:
-        """Write a line as soon as possible; never waits."""
+    def post(self, line: Mapping[str, object], *, event: str = "") -> None:
+        """Write a line as soon as possible; never waits. `event` is one more value of it, as JSON already."""
         marked = not self._unmarked or self._offer({"dropped": self._unmarked})
         if marked:
             self._unmarked = 0
-        if not marked or not self._offer(line):
+        if not marked or not self._offer(line, event):
             self._unmarked += 1
             self._drop("the disk does not keep up")
 
@@ -81,9 +81,10 @@ class JournalWriter:
             return
         self._thread.join(timeout_s)
 
-    def _offer(self, line: Mapping[str, object]) -> bool:
+    def _offer(self, line: Mapping[str, object], event: str = "") -> bool:
+        text = json.dumps(line, separators=(",", ":"))
         try:
-            self._lines.put_nowait(json.dumps(line, separators=(",", ":")))
+            self._lines.put_nowait(f'{text[:-1]},"event":{event}}}' if event else text)
         except queue.Full:
             return False
         return True

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.adapters.journal import JournalError, read_lines
-from keepstep.core.codec import Undecodable, decode_event, decode_job, decode_policy, decode_state, digest_of
+from keepstep.core.codec import (
+    Undecodable,
+    decode_event,
+    decode_job,
+    decode_policy,
+    decode_state,
+    digest_of,
+    encode_event,
+)
 from keepstep.core.decide import decide, initial_state
 from keepstep.core.events import Event
 from keepstep.core.state import Decision, State
@@ -68,7 +76,7 @@ def _first_state(path: Path, line: dict[str, Any]) -> State:
 def _fold(path: Path, line_number: int, state: State, line: dict[str, Any]) -> ReplayedTurn:
     event, now = decode_event(line["event"]), float(line["now"])
     decision = decide(state, event, now)
-    digest = digest_of(line["event"], now, decision)
+    digest = digest_of(encode_event(event), now, decision)
     if digest != line["digest"]:
         notes = ", ".join(note.reason.value for note in decision.notes)
         recorded = ", ".join(reason for reason, _ in line["notes"])

@@ -77,14 +77,14 @@ class Supervisor:
     def _write(self, event: Event, decision: Decision, now: float) -> None:
         self._turn += 1
         encoded = encode_event(event)
-        self._journal.post({
+        turn = {
             "n": self._turn,
             "now": now,
-            "event": encoded,
             "notes": [[note.reason.value, note.detail] for note in decision.notes],
             "actions": [type(action).__name__ for action in decision.actions],
             "digest": self._digests.of(encoded, now, decision),
-        })  # fmt: skip
+        }
+        self._journal.post(turn, event=encoded)
         if self._journal.is_full:
             state = {"n": self._turn, "state": encode_state(decision.state)}
             self._journal.begin_file([self._head, state])

@@ -12,15 +12,16 @@ from pydantic import Field, TypeAdapter, ValidationError
 from keepstep.core.events import Event
 from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
-from keepstep.core.records import Record
+from keepstep.core.records import GenerationRecord, Record
 from keepstep.core.state import Decision, State
-from keepstep.core.view import Cluster
+from keepstep.core.view import Cluster, Seen
 
 _RECORD: TypeAdapter[Any] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 _EVENT: TypeAdapter[Any] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 _JOB: TypeAdapter[Any] = TypeAdapter(JobSpec)
 _STATE: TypeAdapter[Any] = TypeAdapter(State)
 _VARYING = tuple(name for name in State.__slots__ if name not in ("job", "policy", "cluster"))
+_TABLES = ("absent", "sighted", "cluster.nodes", "cluster.acks", "cluster.statuses", "cluster.uploads")
 
 
 class Undecodable(Exception):
@@ -41,9 +42,9 @@ def decode_record(text: str) -> Record:
     return _decode(_RECORD, text)  # type: ignore[no-any-return]
 
 
-def encode_event(event: Event) -> Any:
-    """An event as plain JSON values."""
-    return _EVENT.dump_python(event, mode="json")
+def encode_event(event: Event) -> str:
+    """An event as compact JSON."""
+    return str(_EVENT.dump_json(event).decode())
 
 
 def decode_event(value: object) -> Event:
@@ -86,8 +87,9 @@ class Digests:
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[object, int]] = {}
+        self._generation: tuple[object, int] = (None, 0)
 
-    def of(self, event: object, now: float, decision: Decision) -> str:
+    def of(self, event: str, now: float, decision: Decision) -> str:
         """A short digest of a turn: its event, time and actions, and the state after it (what never changes left out).
 
         Args:
@@ -104,9 +106,22 @@ class Digests:
     def _part(self, name: str, value: object) -> int:
         before, digest = self._parts.get(name, (None, 0))
         if before is not value or name not in self._parts:  # a state's parts are replaced, never changed
-            digest = _sum(value, before, digest) if isinstance(value, dict) else _digest(value)
+            if name in _TABLES and isinstance(value, dict):
+                digest = _sum(value, before, digest)
+            elif isinstance(value, GenerationRecord):
+                digest = self._record(value)
+            elif isinstance(value, Seen):
+                digest = _digest((self._record(value.record), value.revision))
+            else:
+                digest = _digest(value)
             self._parts[name] = (value, digest)
         return digest
+
+    def _record(self, record: Any) -> int:
+        """The digest of a record; the generation's is long, and a state has it twice."""
+        if self._generation[0] is not record:
+            self._generation = (record, _digest(encode_record(record)))
+        return self._generation[1]
 
 
 def _sum(mapping: dict[object, object], before: object, digest: int) -> int:
@@ -126,7 +141,7 @@ def _digest(value: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big")
 
 
-def digest_of(event: object, now: float, decision: Decision) -> str:
+def digest_of(event: str, now: float, decision: Decision) -> str:
     """The digest of one turn alone; see `Digests.of`."""
     return Digests().of(event, now, decision)
 

@@ -60,7 +60,7 @@ def test_every_record_comes_back_as_it_was(kind, data):
 @given(st.data())
 def test_every_event_comes_back_as_it_was(kind, data):
     event = data.draw(values_of(kind))
-    plain = json.loads(json.dumps(codec.encode_event(event)))
+    plain = json.loads(codec.encode_event(event))
     assert codec.decode_event(plain) == event
     assert repr(codec.decode_event(plain)) == repr(event)
 
@@ -89,7 +89,7 @@ def test_a_job_comes_back_as_it_was():
     assert codec.decode_job(codec.encode_job(a_job())) == a_job()
 
 
-def digest(state: State = STATE, *, event: object = None, now: float = 1.0, actions: tuple = ()) -> str:
+def digest(state: State = STATE, *, event: str = "", now: float = 1.0, actions: tuple = ()) -> str:
     return codec.digest_of(event, now, Decision(state, actions, (Note(Reason.NOTHING_TO_DO),)))
 
 
@@ -106,14 +106,14 @@ def test_no_change_of_the_cluster_escapes_the_digest(name):
 def test_words_that_are_kept_change_no_digest():
     digests = codec.Digests()
     for state in (STATE, evolve(STATE, completed=7), STATE, evolve(STATE, cluster=evolve(STATE.cluster, watched=9))):
-        assert digests.of(None, 1.0, Decision(state, (), ())) == codec.digest_of(None, 1.0, Decision(state, (), ()))
+        assert digests.of("", 1.0, Decision(state, (), ())) == codec.digest_of("", 1.0, Decision(state, (), ()))
 
 
 def test_no_change_of_event_time_or_actions_escapes_the_digest():
     stop, sweep = StopWorker("one.0"), SweepStore()
     seen = [
         digest(),
-        digest(event={"kind": "timer_fired"}),
+        digest(event='{"kind":"timer_fired"}'),
         digest(now=2.0),
         digest(actions=(stop,)),
         digest(actions=(stop, sweep)),

@@ -120,7 +120,7 @@ def test_a_digest_made_from_the_one_before_is_that_of_the_whole(history):
     for revision, change in enumerate(history, 1):
         cluster = applied(cluster, change, revision)
         decision = Decision(evolve(STATE, cluster=cluster), (), (Note(Reason.NOTHING_TO_DO),))
-        assert digests.of(None, 1.0, decision) == digest_of(None, 1.0, decision)
+        assert digests.of("", 1.0, decision) == digest_of("", 1.0, decision)
 
 
 def test_all_that_members_say_lies_outside_of_what_everybody_watches():
