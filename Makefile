@@ -6,15 +6,17 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PY := .venv/bin/python
 TF := .venv-tf/bin/python
+TORCH := .venv-torch/bin/python
 JOBS ?= 2
 export PYTHONPATH := runtime
 export PYTHONDONTWRITEBYTECODE :=
 
 DEV_STAMP := .venv/.stamp-$(shell cat requirements/dev.txt | sha256sum | cut -c1-16)
 TF_STAMP := .venv-tf/.stamp-$(shell cat requirements/tensorflow.txt requirements/tf-keras.txt | sha256sum | cut -c1-16)
+TORCH_STAMP := .venv-torch/.stamp-$(shell cat requirements/torch.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf etcd nets lint check test test-hosts wheels demo bench-fold bench-overhead soak campaign requirements clean
+.PHONY: venv venv-tf venv-torch etcd nets lint check test test-hosts wheels demo bench-fold bench-overhead bench-rendezvous soak campaign requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -29,6 +31,14 @@ $(TF_STAMP):
 	$(TF) $(PIP_INSTALL) -r requirements/tensorflow.txt
 	$(TF) $(PIP_INSTALL) --no-deps -r requirements/tf-keras.txt
 	rm -f .venv-tf/.stamp-*
+	touch $@
+
+# The CPU build of torch is on an index of its own; requirements/torch.in says how to name it, or a folder with the wheel.
+venv-torch: $(TORCH_STAMP)
+$(TORCH_STAMP):
+	$(PYTHON) -m venv .venv-torch
+	$(TORCH) $(PIP_INSTALL) -r requirements/torch.txt
+	rm -f .venv-torch/.stamp-*
 	touch $@
 
 # Multi-host jobs, and `demo` with them, agree through etcd (3.4 or later).
@@ -88,6 +98,10 @@ bench-overhead: venv venv-tf etcd
 # What one event costs a node, in jobs of 8, 64 and 512 hosts.
 bench-fold: venv
 	$(PY) benchmarks/fold.py
+
+# How soon 2 to 256 hosts start once the last one has come, beside torch's rendezvous; about 15 minutes.
+bench-rendezvous: venv venv-torch etcd
+	$(PY) -m benchmarks.rendezvous --torch $(TORCH)
 
 # Five hosts that are hurt every five seconds for ten minutes. SECONDS=60 makes it short.
 SECONDS ?= 600
