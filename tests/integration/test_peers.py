@@ -17,7 +17,7 @@ from keepstep.adapters.certificates import Authority, make_authority
 from keepstep.adapters.peers import CONNECTIONS_MAX, PeerServer, Region, Shelf, TlsPeer, listen
 from keepstep.ports import PeerAway, PeerLacks, TlsFiles, Wanted
 from tests.support.etcd import make_tls
-from tests.support.giving import SLAB, STEP, giving
+from tests.support.giving import SLAB, STEP, giving, refusal
 from tests.support.slabs import memory_file
 
 pytestmark = pytest.mark.integration
@@ -71,22 +71,8 @@ def test_a_node_of_this_job_gets_the_bytes(port, authority, tmp_path):
     assert read(port, other, 5, len(CONTENT) - 13) == CONTENT[13:]
 
 
-def said_to(port: int, ca: Path, own: TlsFiles | None) -> str:
-    """What the listener says to a client that has sent nothing yet."""
-    context = ssl.create_default_context(cafile=str(ca))
-    if own is not None:
-        context.load_cert_chain(own.cert, own.key)
-    with (
-        socket.create_connection(("127.0.0.1", port), 10) as line,
-        context.wrap_socket(line, server_hostname="127.0.0.1") as secured,
-        pytest.raises(ssl.SSLError) as refused,
-    ):
-        secured.recv(1)
-    return str(refused.value)
-
-
 def test_who_has_no_certificate_is_refused(port, tls):
-    assert "CERTIFICATE_REQUIRED" in said_to(port, tls.ca, None)
+    assert "CERTIFICATE_REQUIRED" in refusal(port, tls.ca, None)
 
 
 @pytest.mark.parametrize(("whose", "alert"), [("foreign", "UNKNOWN_CA"), ("expired", "CERTIFICATE_EXPIRED")])
@@ -96,7 +82,7 @@ def test_who_has_a_foreign_or_an_expired_certificate_is_refused(whose, alert, po
     else:
         other = make_tls(tmp_path / "other")
         other.ca.write_bytes(authority.certificate)  # it believes the listener, and is not believed
-    assert alert in said_to(port, tls.ca, other)
+    assert alert in refusal(port, tls.ca, other)
     with pytest.raises(PeerAway):
         read(port, other)
 

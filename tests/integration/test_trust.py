@@ -19,6 +19,7 @@ from keepstep.adapters.etcd import EtcdCoordinator
 from keepstep.app.trust import Trust
 from keepstep.ports import CoordinatorUnavailable
 from tests.support.etcd import EtcdServer, make_tls
+from tests.support.giving import refusal
 
 pytestmark = pytest.mark.integration
 
@@ -115,6 +116,23 @@ def test_the_keys_of_a_job_are_where_they_belong_and_nowhere_else(job):
             seen[str(path)] = path.read_bytes().decode(errors="replace")
     assert any(name.endswith(".jsonl") for name in seen) and any(name.endswith("log.txt") for name in seen)
     assert [(name, line) for name, text in seen.items() for line in secrets if line in text] == []
+
+
+def test_neither_etcd_nor_an_agent_lets_in_who_has_no_certificate_of_this_job(job, tmp_path):
+    job.wait_for(lambda: len(job.workers()) == 3, "worker on each host")
+    authority = parse_authority(job.authority().read_text(), time.time())
+    strangers = {
+        "none": None,
+        "foreign": make_tls(tmp_path / "foreign"),
+        "expired": make_tls(tmp_path / "expired", authority, days=-1),
+    }
+    ports = {f"agent of {host}": int(re.findall(r'"peer_port": ?(\d+)', job.journal(host))[-1]) for host in HOSTS}
+    entry = json.loads((job.folder / "hosts" / HOSTS[0] / "scratch" / "coordination.json").read_text())
+    ports |= {f"etcd at {url}": int(url.rpartition(":")[2]) for url in entry["endpoints"]}
+    assert len(ports) == 6 and all(ports.values())
+    ca = tls_files(job.folder / "hosts" / HOSTS[0] / "scratch" / "tls").ca
+    said = {(who, whose): refusal(port, ca, own) for who, port in ports.items() for whose, own in strangers.items()}
+    assert [(key, text) for key, text in said.items() if "ALERT" not in text] == []
 
 
 def test_several_hosts_without_a_store_are_told_what_going_without_means(tmp_path):

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import ssl
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from keepstep.adapters.peers import PeerServer, Region, Shelf, listen
 from keepstep.ports import TlsFiles
@@ -40,3 +45,20 @@ def giving(tls: TlsFiles, region: bytes, digest: str, fades_after: int | None = 
         yield int(listener.getsockname()[1])
     finally:
         server.close()
+
+
+def refusal(port: int, ca: Path, own: TlsFiles | None) -> str:
+    """What a TLS server on this machine says to a client with this certificate, or none, that has sent nothing yet.
+
+    A server that lets it in says nothing, and the test fails.
+    """
+    context = ssl.create_default_context(cafile=str(ca))
+    if own is not None:
+        context.load_cert_chain(own.cert, own.key)
+    with (
+        socket.create_connection(("127.0.0.1", port), 10) as line,
+        pytest.raises(ssl.SSLError) as refused,
+        context.wrap_socket(line, server_hostname="127.0.0.1") as secured,
+    ):
+        secured.recv(1)
+    return str(refused.value)
