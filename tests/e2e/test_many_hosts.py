@@ -167,6 +167,8 @@ def test_a_host_that_dies_is_done_without_and_takes_part_again_when_it_is_back(t
         new_world(run, set(run.names), after=number)
         assert set(run.wait().values()) == {0}, run.told()
         is_done(run, 200)
+        gave = [line for line in run.log(lost).splitlines() if "state of step" in line]
+        assert any(" gave " in line for line in gave), f"the others held the agreed step in memory: {gave}"
 
 
 def cut_ways(run: ManyHosts, ways: list[tuple[str, str]]) -> None:
