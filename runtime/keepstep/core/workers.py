@@ -122,12 +122,14 @@ def report_status(turn: Turn) -> None:
         return
     status = _status(turn, generation)
     seen = state.cluster.statuses.get(state.job.host)
-    if seen is not None:
-        if seen.record == status:
-            return
-        only_progress = _news_of(seen.record) == _news_of(status)
-        if only_progress and turn.now < state.status_at + _STATUS_EVERY_S:
-            turn.wake(state.status_at + _STATUS_EVERY_S)
+    if seen is not None and seen.record == status:
+        return
+    # that a worker runs is what a generation that is ready says already
+    known = _news_of(seen.record) if seen is not None else ()
+    if _news_of(status) in (known, (status.node_id, generation.number, Standing.RUNNING, None, -1)):
+        due_at = max(state.status_at, state.ready_at) + _STATUS_EVERY_S
+        if turn.now < due_at:
+            turn.wake(due_at)
             return
     if turn.put(status, Reason.NOTHING_TO_DO, status.standing.value):
         turn.set(status_at=turn.now)
