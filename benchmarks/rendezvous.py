@@ -1,4 +1,4 @@
-"""From the last arrival to "start": keepstep's coordination on a three-member etcd, and torch's rendezvous, side by side.
+"""From the last arrival to "start": keepstep's coordination on a three-member etcd, beside torch's rendezvous.
 
 And from the end of a node's lease to the next generation's "ready". The last line of the output is one JSON object.
 README.md beside this file says how to read it.
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from keepstep.adapters.etcd_member import choose_data_dir
 from tests.support.etcd import EtcdCluster
 
 HERE = Path(__file__).parent
@@ -44,8 +45,9 @@ class Crew:
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
             for _ in settings
         ]
-        for process, setting in zip(self.processes, settings, strict=True):
-            threading.Thread(target=self._listen, args=(process,), daemon=True).start()
+        self._listeners = [threading.Thread(target=self._listen, args=(each,)) for each in self.processes]
+        for process, listener, setting in zip(self.processes, self._listeners, settings, strict=True):
+            listener.start()
             self._write(process, setting)
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
@@ -81,7 +83,10 @@ class Crew:
     def close(self) -> None:
         for process in self.processes:
             process.kill()
-            process.wait()
+        for process, listener in zip(self.processes, self._listeners, strict=True):
+            listener.join()
+            with process:
+                process.wait()
 
 
 def dealt(hosts: list[str]) -> list[list[str]]:
@@ -172,7 +177,8 @@ def main() -> int:
     ours: dict[int, list[float]] = {size: [] for size in arguments.sizes}
     theirs: dict[int, list[float | None]] = {size: [] for size in arguments.sizes}
     ready: list[float] = []
-    with tempfile.TemporaryDirectory() as folder, EtcdCluster(Path(folder)) as etcd:
+    memory = choose_data_dir("etcd", Path(tempfile.gettempdir())).parent  # where the agents' own members have it
+    with tempfile.TemporaryDirectory(dir=memory) as folder, EtcdCluster(Path(folder)) as etcd:
         for repeat in range(arguments.repeats):
             for size in arguments.sizes:
                 ours[size].append(keepstep_start(etcd.endpoints, f"start-{size}-{repeat}", size))
