@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import ssl
 import threading
@@ -18,6 +19,7 @@ from keepstep.adapters.certificates import Authority, make_authority
 from keepstep.adapters.peers import TlsPeer, listen
 from keepstep.adapters.store_directory import DirectoryStore
 from keepstep.adapters.uploader import UploaderClient
+from keepstep.app.storing import Giving, Storing
 from keepstep.checkpoint import peering
 from keepstep.checkpoint.commit import commit
 from keepstep.checkpoint.keys import ManifestName
@@ -25,12 +27,13 @@ from keepstep.checkpoint.manifest import Manifest, build_manifest
 from keepstep.checkpoint.peering import Peers
 from keepstep.checkpoint.restore import fetch
 from keepstep.checkpoint.upload import UploadOrder, upload
-from keepstep.ports import TlsFiles
+from keepstep.core.policy import Policy
+from keepstep.ports import PeerAway, PeerLacks, TlsFiles, Wanted
 from keepstep_worker.wire import Seal, Wire
 from tests.support.etcd import make_tls
 from tests.support.giving import SLAB, STEP, giving
 from tests.support.slabs import file_bytes
-from tests.support.uploading import WEIGHTS, checkpoint, content_of, good, slab, started
+from tests.support.uploading import RUNTIME, WEIGHTS, checkpoint, content_of, good, slab, started
 
 pytestmark = pytest.mark.integration
 
@@ -137,6 +140,49 @@ def test_an_uploader_without_certificates_asks_nobody(tmp_path):
                 assert file_bytes(fd) == content_of(1)
             assert (reply["brought"], reply["trouble"]) == ({}, [])
 
+    asyncio.run(run())
+
+
+def lets_in(port: int, tls: TlsFiles) -> bool:
+    """Whether a listener answers at all, if only that it holds nothing."""
+    peer = TlsPeer("algo-1", "127.0.0.1", port, tls)
+    try:
+        peer.read(Wanted(STEP, "d", 0, 1), lambda piece: None, time.monotonic() + 5)
+    except PeerLacks:
+        return True
+    except PeerAway:
+        return False
+    finally:
+        peer.close()
+    raise AssertionError("nothing was offered")
+
+
+def test_an_uploader_that_is_started_again_listens_at_the_same_port(tls, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", RUNTIME)
+
+    async def until_it_listens(port: int, pid: int | None) -> int:
+        give_up = time.monotonic() + 60
+        while storing.pid in (pid, None) or not await asyncio.to_thread(lets_in, port, tls):
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.05)
+        assert storing.pid is not None
+        return storing.pid
+
+    async def run() -> None:
+        wire_fd, listener = Wire.create(), listen("127.0.0.1")
+        storing.give(Giving(listener, tls), wire_fd)
+        running = asyncio.create_task(storing.run())
+        try:
+            port = int(listener.getsockname()[1])
+            first = await until_it_listens(port, None)
+            os.kill(first, signal.SIGKILL)
+            await until_it_listens(port, first)
+        finally:
+            running.cancel()
+            await storing.close()
+            os.close(wire_fd)
+
+    storing = Storing("job", str(tmp_path / "store"), Policy(), lambda event: None, lambda text: None)
     asyncio.run(run())
 
 
