@@ -45,7 +45,8 @@ class Peer:
     def arrives(self) -> None:
         self.boot += 1
         self.there, self.failure = True, None
-        self._put(NodeRecord(HOST, self.node_id, "10.0.0.2", 100 + self.boot))
+        fresh_port = 20000 if self.boot == 1 else 0
+        self._put(NodeRecord(HOST, self.node_id, "10.0.0.2", 100 + self.boot, fresh_port=fresh_port))
 
     def vanishes(self) -> None:
         """Its lease expires, and with it all that was bound to it."""

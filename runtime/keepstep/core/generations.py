@@ -22,7 +22,8 @@ from keepstep.core.records import (
 from keepstep.core.restarts import describe, judge, root_cause
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
-from keepstep.core.world import common_held, durable_step, end, saved_text, statuses_of, store_answers
+from keepstep.core.view import acks_of_fresh, common_held
+from keepstep.core.world import durable_step, end, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
 FIRST_SNAPSHOT_EVERY = 8
@@ -131,7 +132,11 @@ def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
         restarts=base.restarts,
         served=base.served,
     )
-    turn.put(record, Reason.FIRST_GENERATION, f"generation {record.number}")
+    fresh = acks_of_fresh(turn.state.cluster, record)
+    if len(fresh) < len(record.members):
+        turn.put(record, Reason.FIRST_GENERATION, f"generation {record.number}")
+    elif fresh:
+        _start_world(turn, record, fresh)
 
 
 def _end_before_it_began(turn: Turn, ended: GenerationRecord | None, base: GenerationRecord) -> None:
@@ -187,6 +192,11 @@ def _settle(turn: Turn, generation: GenerationRecord) -> None:
     if not elastic.gathered(turn):
         turn.because(Reason.WAITING_FOR_HOSTS)
         return
+    _start_world(turn, generation, records)
+
+
+def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckRecord]) -> None:
+    """Nothing older runs any more: judge what went wrong, fix where to go on from, and mark the generation ready."""
     failures = _merged(generation.failures, records)
     root = root_cause(failures)
     verdict = judge(turn.state.policy, generation, root, turn.now)
@@ -252,10 +262,7 @@ def choose_resume(turn: Turn, held: Resume | None) -> tuple[Resume | None, Reaso
 
 
 def know_head(turn: Turn) -> bool:
-    """Whether HEAD is known for the generation at hand; asks for it where it is not.
-
-    A generation that takes over from another one claims HEAD with that: then no commit under way can come later.
-    """
+    """Whether HEAD is known for the generation at hand; asks for it, and claims it from an older one, where not."""
     state = turn.state
     if not state.job.has_store or state.store.head_known:
         return True

@@ -63,7 +63,9 @@ def register(turn: Turn) -> None:
     state, job = turn.state, turn.state.job
     if state.lease is None or not state.cluster.synced or is_registered(turn):
         return
-    record = NodeRecord(job.host, job.node_id, job.address, state.lease.lease, state.seen_generation, job.peer_port)
+    seen = state.seen_generation
+    fresh_port = 0 if seen or state.spawned or state.slabs else job.port_base
+    record = NodeRecord(job.host, job.node_id, job.address, state.lease.lease, seen, job.peer_port, fresh_port)
     turn.put(record, Reason.NODE_REGISTERS)
 
 

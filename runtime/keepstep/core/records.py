@@ -74,7 +74,8 @@ class NodeRecord:
 
     After a lapse the record must be put anew, since the old one vanishes with the old lease although it reads the same.
     `seen_generation` is the newest generation that the node knows of: an etcd that lost its data must not make numbers
-    repeat. At `peer_port` the node gives others what is in its slabs; 0: it does not.
+    repeat. At `peer_port` the node gives others what is in its slabs; 0: it does not. A node that has run nothing yet,
+    and holds nothing, says at `fresh_port` where its workers' ports begin: it need not be asked to stop anything.
     """
 
     host: str
@@ -83,6 +84,7 @@ class NodeRecord:
     lease: int
     seen_generation: int = 0
     peer_port: int = 0
+    fresh_port: int = 0
     kind: Literal["node"] = "node"
 
     @property

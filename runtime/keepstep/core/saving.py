@@ -9,7 +9,8 @@ from keepstep.core.reasons import Reason
 from keepstep.core.records import AckRecord, GenerationRecord, UploadRecord
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
-from keepstep.core.world import common_held, durable_step, end, saved_text, statuses_of, store_answers
+from keepstep.core.view import common_held
+from keepstep.core.world import durable_step, end, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
 STALL_RATIO_MAX = 0.005

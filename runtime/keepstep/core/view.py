@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from keepstep.core.job import port_from
 from keepstep.core.records import (
     AckRecord,
     CordonRecord,
@@ -19,6 +20,7 @@ from keepstep.core.records import (
     OrderRecord,
     Record,
     RequestRecord,
+    Resume,
     Standing,
     StatusRecord,
     UploadRecord,
@@ -214,3 +216,21 @@ def peers_of(cluster: Cluster, generation: GenerationRecord, rank: int) -> tuple
         if node is not None and node.record.node_id == member.node_id and node.record.peer_port:
             found.append((member.host, node.record.address, node.record.peer_port))
     return tuple(found[:PEERS_MAX])
+
+
+def acks_of_fresh(cluster: Cluster, generation: GenerationRecord) -> list[AckRecord]:
+    """What those members would say who have run nothing yet: their nodes have said so, and need not be asked."""
+    number, members = generation.number, generation.members
+    ports = [(member, cluster.nodes[member.host].record.fresh_port) for member in members]
+    return [AckRecord(number, m.host, m.node_id, port_from(port, number), 0, ()) for m, port in ports if port]
+
+
+def common_held(acks: list[AckRecord]) -> Resume | None:
+    """The newest snapshot that every member holds verified, with one digest."""
+    if not acks:
+        return None
+    common = set(acks[0].held)
+    for ack in acks[1:]:
+        common &= set(ack.held)
+    best = max(common, key=lambda held: held.step, default=None)
+    return None if best is None else Resume(best.step, best.digest)

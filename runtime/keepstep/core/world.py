@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keepstep.core.actions import Measure, Report
 from keepstep.core.reasons import Reason
-from keepstep.core.records import AckRecord, Failure, GenerationRecord, Phase, Resume, StatusRecord
+from keepstep.core.records import Failure, GenerationRecord, Phase, StatusRecord
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
 
@@ -17,17 +17,6 @@ def statuses_of(turn: Turn, generation: GenerationRecord) -> dict[str, StatusRec
         if seen is not None and seen.record.node_id == member.node_id and seen.record.generation == generation.number:
             found[member.host] = seen.record
     return found
-
-
-def common_held(acks: list[AckRecord]) -> Resume | None:
-    """The newest snapshot that every member holds verified, with one digest."""
-    if not acks:
-        return None
-    common = set(acks[0].held)
-    for ack in acks[1:]:
-        common &= set(ack.held)
-    best = max(common, key=lambda held: held.step, default=None)
-    return None if best is None else Resume(best.step, best.digest)
 
 
 def end(

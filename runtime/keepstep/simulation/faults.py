@@ -149,7 +149,7 @@ def _a_worker(world: World, random: Random) -> SimWorker | None:
 
 def _script_returns(world: World, random: Random) -> bool:
     worker = _a_worker(world, random)
-    if worker is None:
+    if worker is None or worker.completed >= world.last_step:  # by then a script returns only with its last snapshot
         return False
     worker.returns()
     return True

@@ -11,8 +11,8 @@ from keepstep.core.facts import Recovery
 from keepstep.core.generations import choose_resume
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Resume
+from keepstep.core.view import common_held
 from keepstep.core.workers import recovery_phases
-from keepstep.core.world import common_held
 from tests.unit.core.values import a_turn, an_ack
 
 holdings = st.lists(st.tuples(st.integers(1, 6), st.sampled_from("ab")), max_size=5)
