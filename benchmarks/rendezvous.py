@@ -73,7 +73,10 @@ class Crew:
     def waits(self, enough: Callable[[list[dict[str, Any]]], bool], what: str) -> list[dict[str, Any]]:
         """Return what was said once it is enough."""
         with self._heard:
-            if not self._heard.wait_for(lambda: enough(self.said), PATIENCE_S):
+            satisfied = self._heard.wait_for(lambda: enough(self.said) or self.told("failed"), PATIENCE_S)
+            if failed := self.told("failed"):
+                raise RuntimeError(f"{failed[0]['host']}: {failed[0]['error']}")
+            if not satisfied:
                 raise TimeoutError(f"waited {PATIENCE_S:.0f} s for {what}")
             return list(self.said)
 

@@ -59,7 +59,14 @@ class Node:
         self._spawn(self.supervisor.run(self._perform, self._after))
 
     def _spawn(self, work: Any) -> None:
-        self.tasks.append(asyncio.create_task(work))
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        self.tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        """An agent in which something fails that is no operating error ends, and so does what is measured here."""
+        if not task.cancelled() and task.exception() is not None:
+            tell(what="failed", host=self.host, error=repr(task.exception()))
 
     def _post(self, event: e.Event) -> None:
         if isinstance(event, e.RecordGone) and event.key.startswith("nodes/"):
