@@ -111,9 +111,20 @@ def last_arrival(crew: Crew, hosts: list[str]) -> float:
     come(crew, first)
     time.sleep(SETTLES_S)
     crew.orders(join=[last])
-    crew.waits(lambda _: len(crew.told("starts")) == len(hosts), "all to start")
+    crew.waits(lambda _: bool(started(crew, len(hosts))), "all to start")
     came_at = next(each["at"] for each in crew.told("joins") if each["host"] == last)
-    return max(each["at"] for each in crew.told("starts")) - came_at
+    return max(started(crew, len(hosts))) - came_at
+
+
+def started(crew: Crew, size: int) -> list[float]:
+    """When each host started in the first world in which all did; empty where there is none yet."""
+    worlds: dict[int, dict[str, float]] = {}
+    for each in crew.told("starts"):
+        world = worlds.setdefault(each.get("generation", 0), {})
+        world[each["host"]] = each["at"]
+        if len(world) == size:
+            return [*world.values()]
+    return []
 
 
 def keepstep_crew(endpoints: list[str], job: str, hosts: list[str], limits: dict[str, Any], folder: str) -> Crew:
