@@ -69,7 +69,7 @@ class Node:
 
     def _read(self, leads: bool, forms: bool) -> e.ClusterRead:
         records: list[Record] = [NodeRecord(name, name, "10.0.0.1", LEASE, 0) for name in self.names]
-        records += [LeaderRecord(self.names[0], self.names[0]), self.generation]
+        records += [LeaderRecord(self.names[0], self.names[0], LEASE), self.generation]
         if leads and not forms:
             records += [StatusRecord(name, name, 1, Standing.RUNNING) for name in self.names]
         return e.ClusterRead(tuple((record, self._revision()) for record in records), whole=leads)

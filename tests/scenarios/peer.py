@@ -108,11 +108,13 @@ class Peer:
     def react(self) -> None:
         """Mirror what the generation wants."""
         generation = self._generation()
-        if not self.there or self.silent or generation is None or not generation.has(self.node_id):
+        if not self.there or self.silent or generation is None:
             return
-        if generation.phase is Phase.FORMING:
+        if generation.phase is Phase.FORMING and generation.asks(self.node_id):
             self._ack(generation)
-        else:
+        if not generation.has(self.node_id):
+            return
+        if generation.phase is not Phase.FORMING:
             self._status()
         self._upload(generation)
 

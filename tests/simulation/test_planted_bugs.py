@@ -48,6 +48,7 @@ def test_a_node_that_does_not_register_under_its_new_lease_is_caught(monkeypatch
         return seen is not None and seen.record.node_id == turn.state.job.node_id
 
     monkeypatch.setattr(membership, "is_registered", under_any_lease)
+    monkeypatch.setattr(workers, "is_registered", under_any_lease)
     assert first_violation(ENOUGH) != ""
 
 

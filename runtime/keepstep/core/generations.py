@@ -22,7 +22,7 @@ from keepstep.core.records import (
 from keepstep.core.restarts import describe, judge, root_cause
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
-from keepstep.core.view import acks_of_fresh, common_held
+from keepstep.core.view import acks_of, acks_of_fresh, common_held, leavers
 from keepstep.core.world import durable_step, end, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
@@ -166,6 +166,7 @@ def _propose(turn: Turn, old: GenerationRecord, reason: Reason) -> None:
         phase=Phase.FORMING,
         leader=turn.state.job.node_id,
         members=members,
+        leaving=leavers(turn.state.cluster, old, members),
         failures=failures_seen(turn, old),
         ranks=(),
         drain_step=0,
@@ -180,12 +181,9 @@ def _propose(turn: Turn, old: GenerationRecord, reason: Reason) -> None:
 def _settle(turn: Turn, generation: GenerationRecord) -> None:
     """All members acknowledged: judge what happened, agree on the resume step, and let the world start."""
     know_head(turn)  # read while the members still stop, so that nobody waits for it later
-    if len(turn.state.cluster.acks) < len(generation.members):
+    records = acks_of(turn.state.cluster, generation)
+    if records is None:
         return
-    acks = [turn.state.cluster.acks.get(f"acks/{generation.number}/{m.host}") for m in generation.members]
-    if any(ack is None for ack in acks):
-        return
-    records = [ack.record for ack in acks if ack is not None]
     if turn.interrupted:
         saving.salvage(turn, generation, records)
         return
@@ -231,6 +229,7 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
         ledger=verdict.ledger,
         restarts=generation.restarts + (1 if root is not None else 0),
         root=root,
+        leaving=(),
         settled=generation.number,
     )
     if turn.put(ready, Reason.WORLD_STARTS, f"generation {ready.number} at step {start}"):

@@ -1,4 +1,4 @@
-"""The end: workers are stopped, hosts leave together, the exit code is the job's."""
+"""The end: workers are stopped, hosts leave together, those with etcd last, and the exit code is the job's."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ _ALONE_S = 60.0
 
 
 def leave_together(turn: Turn) -> None:
-    """Once the job has ended and this host's worker is gone, wait for the others, then exit.
-
-    The leader says when all have come. Hosts that keep etcd go last: without it the others could not learn that.
-    """
+    """Once the job has ended and this host's worker is gone, exit when the leader says that all have come."""
     state, generation = turn.state, turn.generation
     if generation is None or not turn.is_over or state.workers:
         return

@@ -81,14 +81,16 @@ def is_registered(turn: Turn) -> bool:
 def claim_leadership(turn: Turn) -> None:
     """Take the leader's key where nobody has it."""
     state = turn.state
-    if state.cluster.leader is None and state.cluster.synced and is_registered(turn):
-        turn.put(LeaderRecord(state.job.host, state.job.node_id), Reason.LEADER_WANTED)
+    if state.cluster.leader is None and state.cluster.synced and is_registered(turn) and state.lease is not None:
+        turn.put(LeaderRecord(state.job.host, state.job.node_id, state.lease.lease), Reason.LEADER_WANTED)
 
 
 def acknowledge(turn: Turn) -> None:
     """Once no worker is left and every sealed snapshot is verified, say so to the leader."""
     state, generation = turn.state, turn.generation
-    if generation is None or generation.phase is not Phase.FORMING or not turn.is_member or state.workers:
+    if generation is None or generation.phase is not Phase.FORMING or state.workers:
+        return
+    if not generation.asks(state.job.node_id):
         return
     if state.recovery is not None and not state.recovery.stopped_at:
         turn.set(recovery=evolve(state.recovery, stopped_at=turn.now))

@@ -94,10 +94,11 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class LeaderRecord:
-    """The node that proposes; bound to its lease."""
+    """The node that proposes; bound to its lease, and naming it."""
 
     host: str
     node_id: str
+    lease: int = 0
     key: str = "leader"
     kind: Literal["leader"] = "leader"
 
@@ -157,6 +158,7 @@ class GenerationRecord:
         run: nonce of the run, part of object names in the store.
         root: the failure that came first.
         together: all who were left have stopped their workers once the job had ended: everybody may leave.
+        leaving: nodes that are no members any more and may still run something: they have to stop it first.
         settled: the newest generation that was ready, and so may have commits under way; 0 for none.
         pause: why all workers are to stop at one agreed step, for a new generation to go on from there; empty: no need.
         served: the orders that this generation or an earlier one has carried out.
@@ -184,6 +186,7 @@ class GenerationRecord:
     exit_code: int | None = None
     verdict: str = ""
     root: Failure | None = None
+    leaving: tuple[Member, ...] = ()
     together: bool = False
     settled: int = 0
     key: str = "generation"
@@ -192,6 +195,10 @@ class GenerationRecord:
     def has(self, node_id: str) -> bool:
         """Whether this incarnation of a node is a member."""
         return any(member.node_id == node_id for member in self.members)
+
+    def asks(self, node_id: str) -> bool:
+        """Whether this incarnation of a node is to acknowledge the generation while it forms."""
+        return any(member.node_id == node_id for member in (*self.members, *self.leaving))
 
     def rank_of(self, host: str) -> int:
         """The host's rank, -1 for a host that is not a member."""

@@ -209,8 +209,10 @@ class Turn:
     @property
     def leads(self) -> bool:
         """Whether this node holds the leader's key under a lease that still stands."""
-        leader = self.state.cluster.leader
-        return leader is not None and leader.record.node_id == self.state.job.node_id and self.has_lease
+        leader, lease = self.state.cluster.leader, self.state.lease
+        if leader is None or lease is None or leader.record.lease != lease.lease:
+            return False  # a key that is bound to an older lease goes with that
+        return leader.record.node_id == self.state.job.node_id and self.has_lease
 
     @property
     def has_lease(self) -> bool:

@@ -16,6 +16,7 @@ from keepstep.core.records import (
     EtcdRecord,
     GenerationRecord,
     LeaderRecord,
+    Member,
     NodeRecord,
     OrderRecord,
     Record,
@@ -216,6 +217,29 @@ def peers_of(cluster: Cluster, generation: GenerationRecord, rank: int) -> tuple
         if node is not None and node.record.node_id == member.node_id and node.record.peer_port:
             found.append((member.host, node.record.address, node.record.peer_port))
     return tuple(found[:PEERS_MAX])
+
+
+def leavers(cluster: Cluster, old: GenerationRecord, members: tuple[Member, ...]) -> tuple[Member, ...]:
+    """Those of the former members who are there still, and are not among the new ones."""
+    stay = {member.host for member in members}
+    former = dict.fromkeys((*old.members, *old.leaving))
+    return tuple(member for member in former if member.host not in stay and _is_there(cluster, member))
+
+
+def acks_of(cluster: Cluster, generation: GenerationRecord) -> list[AckRecord] | None:
+    """The members' acknowledgements in rank order; None before all have come, and all who leave have stopped."""
+    number, acks = generation.number, cluster.acks
+    if len(acks) < len(generation.members):
+        return None
+    asked = [*generation.members, *(member for member in generation.leaving if _is_there(cluster, member))]
+    if any(f"acks/{number}/{member.host}" not in acks for member in asked):
+        return None
+    return [acks[f"acks/{number}/{member.host}"].record for member in generation.members]
+
+
+def _is_there(cluster: Cluster, member: Member) -> bool:
+    seen = cluster.nodes.get(member.host)
+    return seen is not None and seen.record.node_id == member.node_id
 
 
 def acks_of_fresh(cluster: Cluster, generation: GenerationRecord) -> list[AckRecord]:

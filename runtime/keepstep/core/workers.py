@@ -19,6 +19,7 @@ from keepstep.core.events import (
 )
 from keepstep.core.facts import Recovery, Slab, Worker
 from keepstep.core.launch import plan_worker
+from keepstep.core.membership import is_registered
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Failure, GenerationRecord, Phase, Resume, Standing, StatusRecord
 from keepstep.core.restarts import classify_exit
@@ -43,7 +44,7 @@ def stop_older(turn: Turn) -> None:
 def start(turn: Turn) -> None:
     """Start this host's worker in a ready generation, once, with the state it resumes from at hand."""
     state, generation = turn.state, turn.generation
-    if generation is None or generation.phase is not Phase.READY or not turn.is_member or not turn.has_lease:
+    if generation is None or generation.phase is not Phase.READY or not turn.is_member or not is_registered(turn):
         return
     if state.workers or state.spawned >= generation.number or turn.interrupted:
         return
