@@ -61,7 +61,7 @@ def altered(line: bytes, draw: random.Random) -> bytes:
 
 
 def one_byte_altered(line: bytes, draw: random.Random) -> bytes:
-    begin, end = line.index(b'"event":') + len(b'"event":'), line.index(b',"notes":')
+    begin, end = line.index(b'"event":') + len(b'"event":'), line.rindex(b"}")  # a turn's line ends with its event
     at = draw.randrange(begin, end)
     old = line[at : at + 1]
     digits, letters = b"0123456789", b"abcdefghijklmnopqrstuvwxyz"
@@ -87,3 +87,14 @@ def test_one_altered_byte_in_an_event_is_found_and_its_turn_named(hosts: Path, t
     told = keepstep_replay(str(path))
     assert told.returncode == 1
     assert place in told.stderr
+
+
+def test_a_key_that_no_event_has_is_found(hosts: Path, tmp_path: Path) -> None:
+    lines = journals_under(hosts)[-1].read_bytes().splitlines(keepends=True)
+    number = next(number for number, line in enumerate(lines) if b'"exit_code":null' in line.partition(b'"event":')[2])
+    changed = lines[number].replace(b'"exit_code":null', b'"exit_cide":null', 1)
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"".join([*lines[:number], changed, *lines[number + 1 :]]))
+    with pytest.raises(JournalError, match=rf"journal.jsonl:{number + 1}: turn {number}: found the event"):
+        for _ in replay(path):
+            pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,8 +76,12 @@ def _first_state(path: Path, line: dict[str, Any]) -> State:
 
 def _fold(path: Path, line_number: int, state: State, line: dict[str, Any]) -> ReplayedTurn:
     event, now = decode_event(line["event"]), float(line["now"])
+    encoded = encode_event(event)
+    if json.loads(encoded) != line["event"]:  # a key that is not known, or one that is missing, would fold unseen
+        text = f"{path}:{line_number}: turn {line['n']}: found the event {line['event']}, wanted {encoded}"
+        raise JournalError(text)
     decision = decide(state, event, now)
-    digest = digest_of(encode_event(event), now, decision)
+    digest = digest_of(encoded, now, decision)
     if digest != line["digest"]:
         notes = ", ".join(note.reason.value for note in decision.notes)
         recorded = ", ".join(reason for reason, _ in line["notes"])
