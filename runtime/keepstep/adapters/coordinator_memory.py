@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from keepstep.ports import (
+    REQUEST_BYTES_MAX,
     CoordinatorRefused,
     CoordinatorUnavailable,
     KeyEvent,
@@ -19,8 +20,6 @@ from keepstep.ports import (
     WatchLost,
 )
 
-# etcd's default limit of a request: who stays below it here stays below it there.
-_REQUEST_BYTES_MAX = 1_572_864
 _HISTORY_MAX = 10_000
 _PENDING_MAX = 10_000
 
@@ -126,7 +125,7 @@ class MemoryCoordinator:
         self._begin()
         if not key:
             raise CoordinatorRefused("key is not provided")
-        if len(key.encode()) + len(value.encode()) > _REQUEST_BYTES_MAX:
+        if len(key.encode()) + len(value.encode()) > REQUEST_BYTES_MAX:
             raise CoordinatorRefused("request is too large")
         if expect is not None and self._revision_of(key) != expect:
             return None

@@ -8,6 +8,7 @@ reading at `coordination.py` and `store.py`.
 from __future__ import annotations
 
 from keepstep.ports.coordination import (
+    REQUEST_BYTES_MAX,
     Coordinator,
     CoordinatorRefused,
     CoordinatorUnavailable,
@@ -51,6 +52,7 @@ from keepstep.ports.trust import (
 )
 
 __all__ = [
+    "REQUEST_BYTES_MAX",
     "ChecksumMismatch",
     "Chunks",
     "Conflict",

@@ -70,6 +70,9 @@ class KeyWatch(Protocol):
         ...
 
 
+REQUEST_BYTES_MAX = 1_572_864
+"""The largest key and value together, in bytes: what etcd takes unless it is told to take more."""
+
 Span = tuple[str, str]
 """From, and to but without, in byte order: of keys below a prefix, the part of those that are meant."""
 

@@ -22,7 +22,15 @@ from typing import Any
 
 from keepstep.adapters.etcd.gateway import Endpoints, Gateway, Json, Request, decode, encode, key_values, prefix_range
 from keepstep.adapters.etcd.watch import EtcdWatch
-from keepstep.ports import CoordinatorUnavailable, KeyValue, LeaseGone, Span, TlsFiles
+from keepstep.ports import (
+    REQUEST_BYTES_MAX,
+    CoordinatorRefused,
+    CoordinatorUnavailable,
+    KeyValue,
+    LeaseGone,
+    Span,
+    TlsFiles,
+)
 
 _BULK_THREADS = 3
 _MARKER_ATTEMPTS = 3
@@ -130,6 +138,9 @@ class EtcdCoordinator:
         expect: int | None = None,
         guard: tuple[str, int] | None = None,
     ) -> int | None:
+        size_bytes = len(key.encode()) + len(value.encode())
+        if size_bytes > REQUEST_BYTES_MAX:  # etcd would say so only after it had read it all
+            raise CoordinatorRefused(f"{key}: {size_bytes} bytes are too large for etcd, at most {REQUEST_BYTES_MAX}")
         conditions = [] if expect is None else [(key, expect)]
         if guard is not None:
             conditions.append(guard)
