@@ -14,6 +14,7 @@ from typing import Any
 
 from keepstep.adapters.clock import sleep
 from keepstep.adapters.journal import JournalError
+from keepstep.app import checkpoints
 from keepstep.app.faults import KINDS, parse_fault
 from keepstep.app.local import Local, LocalRun
 from keepstep.app.operating import Operator, describe, find_entry, open_coordinator, tell
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     again.set_defaults(command=_replay)
 
     _add_operating(commands)
+    checkpoints.add_commands(commands)
 
     simulate = commands.add_parser("simulate", help="play seeded faults against a policy in virtual time")
     simulate.add_argument("policy", nargs="?", default="default")

@@ -115,7 +115,7 @@ def commit(store: ObjectStore, manifest: Manifest, nonce: Callable[[], str] = ne
         StoreError: the store's own.
     """
     _swap_head(store, manifest.job, lambda head: _claimed(head, manifest, nonce()))
-    _put_manifest(store, manifest)
+    put_manifest(store, manifest)
     _swap_head(store, manifest.job, lambda head: _advanced(head, manifest, nonce()))
     return manifest.key
 
@@ -180,7 +180,14 @@ def _advanced(head: Head | None, manifest: Manifest, nonce: str) -> Head | None:
     return Head(manifest.generation, manifest.step, manifest.key, manifest.digest, manifest.run, nonce)
 
 
-def _put_manifest(store: ObjectStore, manifest: Manifest) -> None:
+def put_manifest(store: ObjectStore, manifest: Manifest) -> None:
+    """Write a manifest, whether or not HEAD will name it.
+
+    Raises:
+        StaleStep: another one stands there already.
+        Conflict: it comes and goes.
+        StoreError: the store's own.
+    """
     for _ in range(ATTEMPTS):
         try:
             store.put(manifest.key, manifest.to_bytes(), if_absent=True)

@@ -14,7 +14,7 @@ from keepstep.checkpoint.peering import Peers
 from keepstep.checkpoint.safetensors import MalformedSlab, parse_head_bytes, read_layout
 from keepstep.ports.store import ObjectStore
 
-__all__ = ["CorruptObject", "Fetched", "NoRoom", "fetch"]
+__all__ = ["CorruptObject", "Fetched", "NoRoom", "fetch", "read_head_bytes", "receive"]
 
 STREAMS = 4
 """Objects read at the same time; each holds one piece of the store's in memory."""
@@ -49,10 +49,10 @@ def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int, peers: Pee
     """
     if rank < manifest.world_size:
         local = manifest.local(rank)
-        head_bytes = _read_head_bytes(store, local)
+        head_bytes = read_head_bytes(store, local)
         size_bytes = local.size_bytes + manifest.replicated_bytes
         _reserve(fd, size_bytes)
-        _receive(store, local, lambda piece, at: _place(fd, piece, at, head_bytes, manifest.replicated_bytes))
+        receive(store, local, lambda piece, at: _place(fd, piece, at, head_bytes, manifest.replicated_bytes))
     else:
         local = manifest.local(0)
         aggregation = Aggregation(store, [manifest.local(each) for each in range(manifest.world_size)])
@@ -70,7 +70,7 @@ def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int, peers: Pee
             _write(fd, piece, head_bytes + share.offset + at)
 
         if peers is None or not peers.bring(manifest, share, write):
-            _receive(store, share, write)
+            receive(store, share, write)
 
     streams = ThreadPoolExecutor(STREAMS, thread_name_prefix="fetch")
     try:
@@ -111,7 +111,13 @@ def _place(fd: int, piece: bytes, at: int, head_bytes: int, replicated_bytes: in
     _write(fd, piece[in_head:], at + in_head + replicated_bytes)
 
 
-def _read_head_bytes(store: ObjectStore, local: StoredObject) -> int:
+def read_head_bytes(store: ObjectStore, local: StoredObject) -> int:
+    """Length of the slab's head that a local object begins with.
+
+    Raises:
+        CorruptObject: it begins with none.
+        StoreError: the store's own.
+    """
     try:
         head_bytes = parse_head_bytes(b"".join(store.get(local.key, 0, 8)))
     except MalformedSlab as error:
@@ -121,7 +127,13 @@ def _read_head_bytes(store: ObjectStore, local: StoredObject) -> int:
     return head_bytes
 
 
-def _receive(store: ObjectStore, stored: StoredObject, place: Callable[[bytes, int], None]) -> None:
+def receive(store: ObjectStore, stored: StoredObject, place: Callable[[bytes, int], None]) -> None:
+    """Read an object whole, piece by piece, and see that it is what the manifest says.
+
+    Raises:
+        CorruptObject: size or CRC differ; what was placed is worth nothing then.
+        StoreError: the store's own.
+    """
     done, crc = 0, 0
     for piece in store.get(stored.key):
         if done + len(piece) > stored.size_bytes:

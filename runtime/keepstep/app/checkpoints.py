@@ -1,0 +1,293 @@
+"""`keepstep checkpoint`: what a store holds, whether it is sound, what changed; and its copying, pruning and export."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from keepstep.adapters.clock import unix_time
+from keepstep.app.uploader import connect_store
+from keepstep.checkpoint import catalogue, reading
+from keepstep.checkpoint.catalogue import Listed
+from keepstep.checkpoint.commit import Fenced, StaleStep, commit
+from keepstep.checkpoint.manifest import Manifest
+from keepstep.checkpoint.reading import StoredSlab
+from keepstep.checkpoint.restore import CorruptObject
+from keepstep.checkpoint.retention import GRACE_S, Retention, sweep
+from keepstep.checkpoint.retrying import RetryingStore
+from keepstep.checkpoint.strict_json import MalformedDocument
+from keepstep.errors import ConfigError, StoreRefusedError
+from keepstep.ports.store import ChecksumMismatch, NotFound, ObjectStore, StoreError
+
+_BAR = 30
+_STEP = "newest, a step, or a name as `ls` shows it"
+
+
+def add_commands(commands: Any) -> None:
+    """Add `checkpoint` and what stands below it to the parser's commands."""
+    parser = commands.add_parser("checkpoint", help="list, verify, compare, copy, prune or export checkpoints")
+    below = parser.add_subparsers(required=True, metavar="WHAT")
+
+    def add(name: str, text: str, perform: Callable[[ObjectStore, str, argparse.Namespace], int]) -> Any:
+        command = below.add_parser(name, help=text, description=text)
+        command.add_argument("store", metavar="STORE", help="s3://bucket/prefix or a directory")
+        command.add_argument("--job", help="whose (default: the only one in the store)")
+        command.add_argument("--endpoint", help="of an S3 that is not Amazon's")
+        command.set_defaults(command=lambda options: _run(perform, options))
+        return command
+
+    listing = add("ls", "list the checkpoints of a job, the newest first", _ls)
+    listing.add_argument("--json", action="store_true")
+    showing = add("show", "show a checkpoint's objects and tensors", _show)
+    showing.add_argument("step", nargs="?", default="newest", help=_STEP)
+    showing.add_argument("--rank", type=int, default=0, help="whose local tensors (default 0)")
+    showing.add_argument("--json", action="store_true")
+    verifying = add("verify", "read checkpoints back, every byte", _verify)
+    verifying.add_argument("step", nargs="*", default=["newest"], help=f"{_STEP} (default newest), or all")
+    comparing = add("diff", "tell which tensors differ between two checkpoints", _diff)
+    comparing.add_argument("before", help=_STEP)
+    comparing.add_argument("after", nargs="?", default="newest", help=_STEP)
+    comparing.add_argument("--rank", type=int, default=0, help="whose local tensors (default 0)")
+    copying = add("copy", "copy checkpoints to another store, where they can be resumed from", _copy)
+    copying.add_argument("target", metavar="TARGET", help="s3://bucket/prefix or a directory")
+    copying.add_argument("step", nargs="?", default="newest", help=f"{_STEP} (default newest), or all")
+    copying.add_argument("--target-endpoint", help="as --endpoint, of the target")
+    pruning = add("prune", "delete all checkpoints but those to keep, and what no checkpoint needs", _prune)
+    pruning.add_argument("--keep-last", type=int, required=True, metavar="N", help="newest ones to keep, at least 1")
+    pruning.add_argument("--keep-every", type=int, default=0, metavar="N", help="keep each step that N divides, too")
+    exporting = add("export", "write a rank's state to a safetensors file", _export)
+    exporting.add_argument("step", nargs="?", default="newest", help=_STEP)
+    exporting.add_argument("--to", type=Path, required=True, metavar="FILE")
+    exporting.add_argument("--rank", type=int, default=0, help="whose local tensors (default 0)")
+
+
+def _run(perform: Callable[[ObjectStore, str, argparse.Namespace], int], options: argparse.Namespace) -> int:
+    try:
+        store = _open(options.store, options.endpoint, "STORE")
+        return perform(store, _job(store, options), options)
+    except (StaleStep, MalformedDocument, CorruptObject, ChecksumMismatch, NotFound) as error:
+        print(f"keepstep: {options.store}: {error}", file=sys.stderr)
+        return 1
+    except StoreError as error:
+        raise StoreRefusedError(f"{options.store}: {error}") from error
+
+
+def _open(url: str, endpoint: str | None, key: str) -> ObjectStore:
+    if "://" not in url and key == "STORE" and not Path(url).is_dir():
+        raise ConfigError(f"found {url}, which is no directory", "s3://bucket/prefix or a store's directory", key=key)
+    return RetryingStore(connect_store(url, endpoint))
+
+
+def _job(store: ObjectStore, options: argparse.Namespace) -> str:
+    found = (options.job,) if options.job else catalogue.jobs(store)
+    if len(found) != 1:
+        what = f"the jobs {', '.join(found)}" if found else "no job's checkpoints"
+        raise ConfigError(f"{options.store} holds {what}", "the name of one", key="--job")
+    return str(found[0])
+
+
+def _find(store: ObjectStore, job: str, wanted: str) -> list[Listed]:
+    """The checkpoints that are meant: one, unless all are."""
+    listed = catalogue.checkpoints(store, job)
+    found = [
+        each
+        for each in listed
+        if wanted == "all" or (wanted == "newest" and each.is_newest) or wanted in (str(each.name.step), _name(each))
+    ]
+    if not found:
+        known = ", ".join(_name(each) for each in listed[:8]) or "none"
+        raise ConfigError(f"{job} has no checkpoint {wanted}", f"{_STEP}; there are: {known}", key="STEP")
+    return found if wanted == "all" else found[:1]
+
+
+def _one(store: ObjectStore, job: str, wanted: str) -> Manifest:
+    (listed,) = _find(store, job, wanted)[:1]
+    if listed.manifest is None:
+        raise MalformedDocument(f"{_name(listed)}: {listed.trouble}")
+    return listed.manifest
+
+
+def _slab(store: ObjectStore, manifest: Manifest, rank: int) -> StoredSlab:
+    if not 0 <= rank < manifest.world_size:
+        raise ConfigError(
+            f"found {rank}", f"0 to {manifest.world_size - 1}, the ranks of that checkpoint", key="--rank"
+        )
+    return StoredSlab(store, manifest, rank)
+
+
+def _name(listed: Listed) -> str:
+    return f"{listed.name.generation}-{listed.name.step}-{listed.name.run}"
+
+
+# --- the commands ----------------------------------------------------------------------------------------------------
+
+
+def _ls(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
+    listed = catalogue.checkpoints(store, job)
+    rows = [
+        {
+            "name": _name(each),
+            "step": each.name.step,
+            "generation": each.name.generation,
+            "hosts": each.manifest and each.manifest.world_size,
+            "bytes": each.manifest and sum(stored.size_bytes for stored in each.manifest.objects),
+            "created": each.manifest and _date(each.manifest.created_unix),
+            "newest": each.is_newest,
+            "trouble": each.trouble,
+        }
+        for each in listed
+    ]
+    if options.json:
+        print(json.dumps({"job": job, "checkpoints": rows}))
+        return 0
+    cells = [
+        [
+            str(row["step"]), str(row["generation"]), _cell(row["hosts"]), _size(row["bytes"]), _cell(row["created"]),
+            str(row["name"]), "newest" if row["newest"] else str(row["trouble"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    _table(["step", "generation", "hosts", "size", "created", "name", ""], cells)
+    return 0
+
+
+def _show(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
+    manifest = _one(store, job, options.step)
+    slab = _slab(store, manifest, options.rank)
+    tensors = [
+        {"key": each.key, "dtype": each.dtype, "shape": list(each.shape), "bytes": each.stop - each.start}
+        for each in slab.tensors
+    ]
+    if options.json:
+        print(json.dumps({"manifest": json.loads(manifest.to_bytes()), "tensors": tensors}))
+        return 0
+    print(f"{job}: step {manifest.step} of generation {manifest.generation}, {manifest.world_size} hosts, run ", end="")
+    print(f"{manifest.run}, {_date(manifest.created_unix)}, {manifest.digest}")
+    _table(["object", "size", "crc32c"], [[each.key, _size(each.size_bytes), each.crc32c] for each in manifest.objects])
+    print()
+    shown = [[each.key, reading.describe(each), _size(each.stop - each.start)] for each in slab.tensors]
+    _table(["tensor", "type", "size"], shown)
+    return 0
+
+
+def _verify(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
+    listed = {_name(each): each for wanted in options.step for each in _find(store, job, wanted)}
+    bad = 0
+    for name, each in listed.items():
+        wrong = [each.trouble] if each.manifest is None else []
+        if each.manifest is not None:
+            with _progress(name, sum(stored.size_bytes for stored in each.manifest.objects)) as told:
+                wrong = reading.verify(store, each.manifest, told)
+        bad += bool(wrong)
+        print(f"{name}: {'; '.join(wrong) or 'sound'}")
+    return 1 if bad else 0
+
+
+def _diff(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
+    before, after = (_slab(store, _one(store, job, wanted), options.rank) for wanted in (options.before, options.after))
+    with _progress("reading", before.size_bytes + after.size_bytes) as told:
+        found = reading.compare(before, after, told)
+    _table(["tensor", "what", "before", "after"], [[each.key, each.what, each.before, each.after] for each in found])
+    print(f"{len(found)} of {len({tensor.key for slab in (before, after) for tensor in slab.tensors})} tensors differ")
+    return 1 if found else 0
+
+
+def _copy(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
+    target = _open(options.target, options.target_endpoint, "TARGET")
+    found = [each for each in reversed(_find(store, job, options.step)) if each.manifest is not None]
+    for each in found:
+        assert each.manifest is not None
+        with _progress(_name(each), sum(stored.size_bytes for stored in each.manifest.objects)) as told:
+            catalogue.copy(store, each.manifest, target, told)
+        print(f"{_name(each)}: copied")
+    newest = found[-1].manifest if found else None
+    try:
+        if newest is not None:
+            commit(target, newest)
+    except (Fenced, StaleStep) as error:
+        print(f"keepstep: {options.target}: HEAD stays as it is: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _prune(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
+    if options.keep_last < 1 or options.keep_every < 0:
+        found = f"found {options.keep_last} and {options.keep_every}"
+        raise ConfigError(found, "--keep-last of at least 1, --keep-every of at least 0", key="--keep-last")
+    swept = sweep(store, job, None, Retention(options.keep_last, options.keep_every, frozenset(), GRACE_S), unix_time())
+    print(f"deleted {swept.manifests} checkpoints, {swept.objects} objects, {swept.unfinished} unfinished uploads")
+    return 0
+
+
+def _export(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
+    slab = _slab(store, manifest := _one(store, job, options.step), options.rank)
+    unfinished = options.to.with_name(f".{options.to.name}.{os.getpid()}")
+    try:
+        with unfinished.open("wb") as file, _progress(options.to.name, slab.size_bytes) as told:
+            slab.copy_to(file.write, told)
+            os.fsync(file.fileno())
+        unfinished.replace(options.to)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.strerror}", "a file that can be written", file=str(options.to), key="--to"
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    print(f"{options.to}: step {manifest.step}, {len(slab.tensors)} tensors, {_size(slab.size_bytes)}")
+    return 0
+
+
+# --- what people see -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(what: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal's standard error, nothing elsewhere; told of bytes, by any thread."""
+    lock, done, shown = Lock(), 0, -1
+
+    def told(more: int) -> None:
+        nonlocal done, shown
+        with lock:
+            done += more
+            filled = _BAR * done // max(size_bytes, 1)
+            if filled != shown and sys.stderr.isatty():
+                shown = filled
+                bar = "#" * filled + "." * (_BAR - filled)
+                print(f"\r{what} [{bar}] {_size(done)} of {_size(size_bytes)}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield told
+    finally:
+        if shown >= 0:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> None:
+    widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
+    for row in (head, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _size(size_bytes: object) -> str:
+    if not isinstance(size_bytes, int):
+        return "-"
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes} B"
+
+
+def _date(unix: int) -> str:
+    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,0 +1,136 @@
+"""`keepstep checkpoint`, as it is typed, against stores in directories."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from keepstep.adapters.store_directory import DirectoryStore
+from keepstep.app.cli import main
+from tests.support.stores import committed, rank_slab
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A store with three checkpoints of one job."""
+    store = DirectoryStore(tmp_path / "store")
+    for generation, step in ((1, 20), (1, 30), (2, 40)):
+        committed(store, generation, step)
+    return tmp_path / "store"
+
+
+def keepstep(*words: object) -> int:
+    return main(["checkpoint", *map(str, words)])
+
+
+def spoil(place: Path, pattern: str) -> Path:
+    path = next(iter(sorted(place.rglob(pattern))))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+def test_listing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keepstep("ls", place) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["step", "generation", "hosts", "size", "created", "name"]
+    assert [row.split()[:3] for row in rows] == [["40", "2", "2"], ["30", "1", "2"], ["20", "1", "2"]]
+    assert rows[0].endswith("2-40-r  newest") and rows[1].endswith("1-30-r")
+    assert keepstep("ls", place, "--json", "--job", "job") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in listed["checkpoints"]] == ["2-40-r", "1-30-r", "1-20-r"]
+    shared = len(b"weights after step 40; " * 9)  # stored once for both ranks
+    assert listed["checkpoints"][0]["bytes"] == len(rank_slab(0, 40)) + len(rank_slab(1, 40)) - shared
+
+
+def test_showing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keepstep("show", place, 30, "--rank", 1) == 0
+    told = capsys.readouterr().out
+    assert "job: step 30 of generation 1, 2 hosts" in told
+    assert "replicated/w" in told and "U8 [24]" in told
+    assert keepstep("show", place, "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["manifest"]["step"] == 40
+    assert [each["key"] for each in shown["tensors"]] == ["replicated/w", "local/moments"]
+
+
+def test_verifying(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keepstep("verify", place, "all") == 0
+    assert capsys.readouterr().out.splitlines() == ["2-40-r: sound", "1-30-r: sound", "1-20-r: sound"]
+    spoilt = spoil(place, "g1/s30/local-1.r")
+    assert keepstep("verify", place, 40, 30, 20) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "2-40-r: sound" and told[2] == "1-20-r: sound"
+    assert told[1].startswith(f"1-30-r: {spoilt.relative_to(place)}: CRC32C")
+
+
+def test_comparing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keepstep("diff", place, 30, "1-30-r") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "0 of 2 tensors differ"
+    assert keepstep("diff", place, 20) == 1
+    assert "2 of 2 tensors differ" in capsys.readouterr().out
+
+
+def test_copying(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "elsewhere"
+    assert keepstep("copy", place, target, 30) == 0
+    assert keepstep("copy", place, target, "all") == 0
+    capsys.readouterr()
+    assert keepstep("verify", target, "all") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert keepstep("copy", place, target, 20) == 1
+    told = capsys.readouterr()
+    assert told.out == "1-20-r: copied\n"
+    assert f"{target}: HEAD stays as it is: HEAD belongs to generation 2" in told.err
+
+
+def test_pruning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keepstep("prune", place, "--keep-last", 1, "--keep-every", 20) == 0
+    assert capsys.readouterr().out.startswith("deleted 1 checkpoints, 4 objects")
+    assert keepstep("ls", place, "--json") == 0
+    assert [each["step"] for each in json.loads(capsys.readouterr().out)["checkpoints"]] == [40, 20]
+
+
+def test_exporting(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "state.safetensors"
+    assert keepstep("export", place, 30, "--rank", 1, "--to", path) == 0
+    assert path.read_bytes() == rank_slab(1, 30)
+    path.write_bytes(b"what was there")
+    spoil(place, "g1/s30/replicated-1-of-2.r")
+    assert keepstep("export", place, 30, "--to", path) == 1
+    assert path.read_bytes() == b"what was there"
+    assert sorted(tmp_path.iterdir()) == [path, place]
+    assert "CRC32C" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["ls", "nowhere"], 78, "no directory"),
+        (["ls", "{place}", "--job", "other", "--json"], 0, ""),
+        (["show", "{place}", "99"], 78, "has no checkpoint 99"),
+        (["show", "{place}", "--rank", "2"], 78, "0 to 1"),
+        (["show", "{place}", "--rank", "-1"], 78, "0 to 1"),
+        (["prune", "{place}", "--keep-last", "0"], 78, "--keep-last of at least 1"),
+        (["export", "{place}", "--to", "/proc/no/file"], 78, "/proc/no/file"),
+        (["ls", "gs://bucket/prefix"], 77, "gs://"),
+        (["verify", "{empty}"], 78, "no job's checkpoints"),
+    ],
+)
+def test_what_can_not_be_is_said(
+    words: list[str], code: int, told: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    filled = [word.format(place=place, empty=tmp_path / "empty") for word in words]
+    assert keepstep(*filled) == code
+    assert told in capsys.readouterr().err
+
+
+def test_several_jobs_in_one_store_want_a_name(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "twin").mkdir()
+    (place / "twin" / "HEAD.json").write_bytes((place / "job" / "HEAD.json").read_bytes())
+    assert keepstep("ls", place) == 78
+    assert "the jobs job, twin" in capsys.readouterr().err
