@@ -31,6 +31,7 @@ from keepstep.app.executor import Executor, Tools, seal_event
 from keepstep.app.gpus import watch_gpus
 from keepstep.app.launching import Launcher, Places, write_failure
 from keepstep.app.members import Members, Site
+from keepstep.app.notices import watch_notices
 from keepstep.app.options import TrainOptions, find_base_dir, parse_train_options
 from keepstep.app.sampling import Sampler
 from keepstep.app.storing import Giving, Storing
@@ -235,10 +236,9 @@ class Agent:
         async with asyncio.TaskGroup() as tasks:
             tools = Tools(coordination, storing, launcher, self._init, metrics, self._clock, self._members)
             executor = Executor(supervisor.post, tasks, tools)
-            background = [
-                tasks.create_task(work)
-                for work in (coordination.watch(), storing.run(), sampler.run(), watch_gpus(policy, metrics, self.log))
-            ]
+            heard = watch_notices(policy.interruption, storing, self._clock, supervisor.post)
+            sensors = coordination.watch(), storing.run(), sampler.run(), watch_gpus(policy, metrics, self.log), heard
+            background = [tasks.create_task(sensor) for sensor in sensors]
             if self._trust is not None and isinstance(coordinator, EtcdCoordinator) and self._members is not None:
                 background.append(tasks.create_task(self._trust.keep(coordinator, self._members)))
             if memo.get("lease"):

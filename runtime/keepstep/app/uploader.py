@@ -17,6 +17,7 @@ Where `ok` is false, `error` is one of ERRORS and `detail` says more.
     trust                                           authority, etag; null where there is none
     entrust authority, [replaces: etag]             written: false where another host was first
     forget  etag                                    removed: false where another authority is there
+    notices                                         spot_at, rebalance; away where no metadata service answers
 
 Each family of commands has a thread of its own, so that none waits behind another's bytes.
 """
@@ -32,7 +33,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -65,7 +66,7 @@ what they should be; missing: an object is gone; conflict: decided otherwise alr
 LANES: Final = {
     "open": "head", "head": "head", "verify": "verify", "upload": "upload", "commit": "commit", "fetch": "fetch",
     "sweep": "sweep", "trust": "head", "entrust": "head", "forget": "head",
-    "seals": "verify", "listen": "verify", "offer": "verify",
+    "seals": "verify", "listen": "verify", "offer": "verify", "notices": "notices",
 }  # fmt: skip
 NICENESS = 10
 EXIT_BUG = 70
@@ -88,6 +89,7 @@ class Uploader:
         self._where: tuple[str, str, str | None] | None = None
         self._store: ObjectStore | None = None
         self._giving = Giving()
+        self._ask_metadata: Callable[[], dict[str, object]] | None = None
 
     def perform(self, command: Mapping[str, Any], fd: int | None) -> dict[str, object]:
         """Carry a command out and return what the reply holds beside `id` and `ok`.
@@ -114,6 +116,8 @@ class Uploader:
                 return self._sweep(command)
             case "trust" | "entrust" | "forget" as what:
                 return self._authority(what, command)
+            case "notices":
+                return self._notices()
             case other:
                 raise InvalidCommand(f"no command {other!r}")
 
@@ -209,6 +213,13 @@ class Uploader:
         if wanted.keep_last < 1:
             raise InvalidCommand("keep_last must be 1 or more")
         return asdict(retention.sweep(store, job, generation, wanted, clock.unix_time()))
+
+    def _notices(self) -> dict[str, object]:
+        if self._ask_metadata is None:
+            from keepstep.adapters.imds import open_metadata
+
+            self._ask_metadata = open_metadata()
+        return self._ask_metadata()
 
 
 class Server:

@@ -20,8 +20,9 @@ _SIGTERM = 15
 def on_interruption_noticed(turn: Turn, event: InterruptionNoticed) -> None:
     """The platform takes this host away. A second notice can only bring the deadline forward."""
     known = turn.state.interruption
-    if known is None:
-        turn.set(interruption=Interruption(event.source, turn.now, event.deadline))
+    if known is None or event.deadline < known.deadline:
+        noticed_at = turn.now if known is None else known.noticed_at
+        turn.set(interruption=Interruption(event.source, noticed_at, event.deadline))
         turn.because(Reason.INTERRUPTION_NOTICED, event.source)
 
 

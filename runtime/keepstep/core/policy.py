@@ -229,9 +229,9 @@ class Checkpoint(_Section):
 class Interruption(_Section):
     """What to do when the platform takes the host away."""
 
-    on: Annotated[tuple[Literal["sigterm"], ...], Field(min_length=1, max_length=1)] = knob(
-        ("sigterm",), "What counts as an interruption.", unit="list of names",
-        failure="a stop of the job by the platform",
+    on: tuple[Literal["sigterm", "imds", "rebalance"], ...] = knob(
+        ("sigterm", "imds"), "What counts as an interruption: the signal, a Spot notice, a rebalance recommendation.",
+        unit="list of names", failure="a stop of the job by the platform", min_length=1, max_length=3,
     )  # fmt: skip
     grace: Seconds = knob(
         110.0, "Time from the notice until the platform kills the container.", unit="duration",
@@ -311,6 +311,7 @@ class Policy(_Section):
     @model_validator(mode="after")
     def _no_contradictions(self) -> Policy:
         _check_times(self)
+        _check_sources(self.interruption)
         _check_hosts(self.elastic.hosts)
         _check_cadences(self.checkpoint)
         _check_rules(self.failures)
@@ -347,6 +348,12 @@ def _check_times(policy: Policy) -> None:
     for key, value, limit_key, limit in pairs:
         if value > limit:
             raise Contradiction(key, f"found {show_seconds(value)}", f"no more than {limit_key}, {show_seconds(limit)}")
+
+
+def _check_sources(interruption: Interruption) -> None:
+    """The signal can not be left out: whoever sends it kills soon after."""
+    if "sigterm" not in interruption.on or len(set(interruption.on)) != len(interruption.on):
+        raise Contradiction("interruption.on", f"found {', '.join(interruption.on)}", "sigterm, and others once each")
 
 
 def _check_hosts(hosts: Hosts) -> None:

@@ -57,11 +57,9 @@ def _finish(turn: Turn, generation: GenerationRecord) -> None:
 
 def _gave_up_saving(turn: Turn) -> bool:
     """The store takes nothing, and the grace that an interruption would leave is spent."""
-    since = turn.state.store.failing_since
-    if turn.state.store.refused:
-        return True
-    if since is None:
-        return False
+    refused, since = turn.state.store.refused, turn.state.store.failing_since
+    if refused or since is None:
+        return bool(refused)
     turn.wake(since + turn.state.policy.interruption.grace)
     return turn.now >= since + turn.state.policy.interruption.grace
 
