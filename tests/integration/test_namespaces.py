@@ -279,6 +279,8 @@ def test_two_worlds_that_train_at_once_are_told(overlapping, network):
             end(first)
             worlds.wait(0.05)  # a process's start is known to a hundredth of a second
         second = start("algo-2", 2)
+        if overlapping:
+            worlds.wait(0.05)
         end(second)
         if overlapping:
             end(first)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_LOOK_S = 0.004
 
 
 @dataclass
@@ -18,8 +20,9 @@ class Worker:
     """One worker's process.
 
     Attributes:
-        started_at: unix seconds; it did not run before.
-        gone_at: unix seconds; it did not run any more. None while it runs.
+        started_at: unix seconds; it did not run before. It began within a tick of the kernel's clock from then.
+        alive_at: unix seconds; it was seen to run then.
+        gone_at: unix seconds; it did not run any more, and had ended some time before. None while it runs.
     """
 
     host: str
@@ -27,27 +30,35 @@ class Worker:
     generation: int
     rank: int
     started_at: float
+    alive_at: float = 0.0
     gone_at: float | None = None
 
 
 class Worlds:
-    """Keeps watch over the workers: `look` finds new ones, and whoever waits here learns of ends at once."""
+    """Keeps watch over the workers: `look` finds new ones, and a thread sees all the time which of them run."""
 
     def __init__(self) -> None:
         self.workers: list[Worker] = []
-        self._poll = select.poll()
+        self._ends = select.epoll()
+        self._lock = threading.Lock()
         self._watched: dict[int, Worker] = {}
         """By the descriptor that tells of the process's end."""
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._observe, name="worlds")
+        self._thread.start()
 
     def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
         for fd in self._watched:
             os.close(fd)
         self._watched.clear()
+        self._ends.close()
 
     def look(self, running: Mapping[str, Sequence[int]]) -> None:
         """Find workers among the processes of each host."""
-        self.wait(0)
-        known = {worker.pid for worker in self._watched.values()}
+        with self._lock:
+            known = {worker.pid for worker in self._watched.values()}
         for host, pids in running.items():
             for pid in pids:
                 if pid not in known:
@@ -60,31 +71,41 @@ class Worlds:
                 return
             fd = os.pidfd_open(pid)
             generation, rank = int(variables[b"KEEPSTEP_GENERATION"]), int(variables[b"KEEPSTEP_RANK"])
-            self._watched[fd] = Worker(host, pid, generation, rank, started_at(pid))
-            self.workers.append(self._watched[fd])
-            self._poll.register(fd, select.POLLIN)
+            worker = Worker(host, pid, generation, rank, started_at(pid))
+            with self._lock:
+                self._watched[fd] = worker
+                self.workers.append(worker)
+                self._ends.register(fd, select.EPOLLIN)
+
+    def _observe(self) -> None:
+        while not self._closed.is_set():
+            before = time.time()
+            ended = {fd for fd, _ in self._ends.poll(_LOOK_S)}
+            with self._lock:
+                for fd in ended:
+                    self._watched.pop(fd).gone_at = time.time()
+                    self._ends.unregister(fd)
+                    os.close(fd)
+                for worker in self._watched.values():
+                    worker.alive_at = before
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and note what ends meanwhile."""
-        until = time.monotonic() + seconds
-        while True:
-            for fd, _ in self._poll.poll(max(0.0, until - time.monotonic()) * 1000):
-                self._watched.pop(fd).gone_at = time.time()
-                self._poll.unregister(fd)
-                os.close(fd)
-            if time.monotonic() >= until:
-                return
+        """Let time pass."""
+        self._closed.wait(seconds)
 
     def of(self, generation: int, host: str | None = None) -> list[Worker]:
         return [w for w in self.workers if w.generation == generation and host in (None, w.host)]
 
     def overlaps(self) -> list[tuple[Worker, Worker]]:
-        """Pairs of workers of two generations that ran at the same time: there must be none."""
+        """Pairs of workers of two generations of which the older one was seen to run once the newer one ran.
+
+        There must be none. When exactly a process ended is nowhere to be read; that it still runs can be seen.
+        """
         return [
             (older, newer)
             for older in self.workers
             for newer in self.workers
-            if older.generation < newer.generation and (older.gone_at is None or older.gone_at > newer.started_at)
+            if older.generation < newer.generation and older.alive_at > newer.started_at + 1 / _TICKS_PER_S
         ]
 
 
