@@ -90,7 +90,7 @@ def test_answers_of_s3_that_get_lost_below_the_client_are_found_again(server):
         head = read_head(store, "job").head
         assert head is not None
         assert head.manifest == manifest.key
-    assert len(again) == 2 * (4 + 3)  # four objects; HEAD claimed, manifest, HEAD
+    assert len(again) == 2 * (4 + 2 + 3)  # four objects, two tables; HEAD claimed, manifest, HEAD
 
 
 def test_s3_is_given_the_checksum_to_check(server):

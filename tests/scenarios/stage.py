@@ -154,6 +154,8 @@ class Stage:
                     action.operation, action.generation, action.step, f"d{action.step}", (item,), 0.5
                 )
                 self.post(done)
+            case a.CompareReplicas():
+                self.post(e.ReplicasCompared(action.generation, action.step, (("algo-2", "replicated/w"),)))
             case a.CommitCheckpoint() if "fence" in self.out_of_order:
                 self.post(e.CommitRefused(action.operation, action.generation, action.step))
             case a.CommitCheckpoint():

@@ -64,6 +64,8 @@ def tell_action(action: a.Action) -> str:
         case a.ReadHead():
             without = f" without {list(action.without)}" if action.without else ""
             return f"read head{without}" + (f", claimed for generation {action.claim}" if action.claim else "")
+        case a.CompareReplicas():
+            return f"compare replicas of step {action.step}"
         case a.CommitCheckpoint():
             return f"commit step {action.step}"
         case a.WriteFailure():

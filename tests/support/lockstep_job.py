@@ -1,8 +1,9 @@
-"""A training without TensorFlow: `lockstep_job.py FOLDER LAST_STEP [PAUSE_S]`, on any number of hosts.
+"""A training without TensorFlow: `lockstep_job.py FOLDER LAST_STEP [PAUSE_S [RANK@STEP]]`, on any number of hosts.
 
 The workers wait for each other in each step, over the network, as an all-reduce does: who loses a peer ends with an
 error, who does not hear of one waits. What is trained is a sum over steps, so lost or doubled steps can be told. Rank 0
-writes it to FOLDER/result.json at the end, with the world's size.
+writes it to FOLDER/result.json at the end, with the world's size. From RANK@STEP on what that rank saves of it has one
+bit that is wrong.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Ring:
 def main() -> None:
     folder, last_step = Path(sys.argv[1]), int(sys.argv[2])
     pause_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.01
+    corrupt_rank, _, corrupt_step = (sys.argv[4] if len(sys.argv) > 4 else "-1@0").partition("@")
     session = Session.current()
     assert session is not None, "to be run by keepstep"
     step = total = 0
@@ -73,10 +75,15 @@ def main() -> None:
         step = int.from_bytes(view.raw("replicated/step"), "little")
         total = int.from_bytes(view.raw("replicated/total"), "little")
         session.restoration_done(step)
+
+    def saved_total() -> bytes:
+        wrong = session.identity.rank == int(corrupt_rank) and step >= int(corrupt_step)
+        return (total ^ (1 << 20 if wrong else 0)).to_bytes(8, "little")
+
     session.set_provider(
         lambda: [
             Tensor("replicated/step", "I64", (), lambda target: fill(target, step.to_bytes(8, "little"))),
-            Tensor("replicated/total", "I64", (), lambda target: fill(target, total.to_bytes(8, "little"))),
+            Tensor("replicated/total", "I64", (), lambda target: fill(target, saved_total())),
         ]
     )
     ring = Ring()

@@ -89,7 +89,7 @@ def test_copying(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_pruning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert keepstep("prune", place, "--keep-last", 1, "--keep-every", 20) == 0
-    assert capsys.readouterr().out.startswith("deleted 1 checkpoints, 4 objects")
+    assert capsys.readouterr().out.startswith("deleted 1 checkpoints, 6 objects")
     assert keepstep("ls", place, "--json") == 0
     assert [each["step"] for each in json.loads(capsys.readouterr().out)["checkpoints"]] == [40, 20]
 

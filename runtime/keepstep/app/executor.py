@@ -85,6 +85,7 @@ class Executor:
             a.JoinEtcd: lambda x: self._spawn(self._join_etcd(x)),
             a.UseEtcd: lambda x: self._members.use(x.hosts) if self._members is not None else None,
             a.SweepStore: lambda x: self._spawn(storing.sweep()),
+            a.CompareReplicas: self._compare,
             a.Report: self._report,
             a.WriteFailure: lambda x: self._launcher.write_failure(x.text),
         }
@@ -195,6 +196,10 @@ class Executor:
         for slab in action.slabs:
             await self._link.drop(slab)
 
+    def _compare(self, action: a.CompareReplicas) -> None:
+        self._metrics.replica_divergence()
+        self._spawn(self._storing.compare(action))
+
     # --- measurements ------------------------------------------------------------------------------------------------
 
     def _report(self, report: a.Report) -> None:
@@ -214,8 +219,6 @@ class Executor:
                 metrics.commit(value)
             case a.Measure.STORE_AVAILABLE:
                 metrics.store_available(bool(value))
-            case a.Measure.REPLICA_DIVERGENCE:
-                metrics.replica_divergence()
 
 
 def read_first_error(path: Path) -> FirstError | None:

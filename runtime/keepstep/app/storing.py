@@ -179,6 +179,22 @@ class Storing:
         elif reply.get("error") in ("corrupt", "missing"):
             self._post(e.OperationFailed(action.operation, str(reply.get("detail")), _STORE_AGAIN_S))
 
+    async def compare(self, action: a.CompareReplicas) -> None:
+        """Find the tensors in which hosts differ; where that is not to be had, their digests were told already."""
+        command = {
+            "command": "compare", "generation": action.generation, "step": action.step, "run": action.run,
+            "digests": [digest for _, digest in action.shares],
+        }  # fmt: skip
+        try:
+            reply = await self._call(command)
+        except UploaderGone as error:
+            reply = {"detail": str(error)}
+        if reply.get("ok"):
+            differ = tuple((action.shares[int(rank)][0], str(tensor)) for rank, tensor in reply["differ"])
+            self._post(e.ReplicasCompared(action.generation, action.step, differ))
+        else:
+            self._log(f"tensors of step {action.step} not compared: {reply.get('detail')}")
+
     async def read_head(self, action: a.ReadHead) -> None:
         """Read HEAD, claimed for a generation where that is asked for."""
         command: dict[str, object] = {"command": "head", "without": list(action.without)}

@@ -9,6 +9,7 @@ Where `ok` is false, `error` is one of ERRORS and `detail` says more.
     verify  slab, step, size_bytes + fd             replicated, local, head_bytes, replicated_bytes, local_bytes
     upload  slab, step, generation, run, rank, world, size_bytes + fd             objects, replicated, bytes, seconds
     commit  generation, step, run, world, digest, objects                         manifest, seconds
+    compare generation, step, run, digests                                        differ: ranks, and tensors of theirs
     fetch   manifest, rank, world, [peers] + fd of an empty file  step, size_bytes, replicated, local, brought, trouble
     seals   + fd of the control page                where it is seen which slabs are still what they were
     listen  ca, cert, key + fd of a socket          other hosts may have from now on what is offered
@@ -42,7 +43,7 @@ from typing import Any, Final, NoReturn
 from keepstep.adapters import clock
 from keepstep.adapters.uploader import IN_FLIGHT_MAX, PacketError, receive_packet, send_packet
 from keepstep.app.giving import Giving, InvalidCommand, number, text
-from keepstep.checkpoint import authority, commit, restore, retention, upload
+from keepstep.checkpoint import authority, commit, restore, retention, tables, upload
 from keepstep.checkpoint.digests import ShortSlab
 from keepstep.checkpoint.keys import ManifestName, is_job, is_run
 from keepstep.checkpoint.manifest import build_manifest, parse_stored_object
@@ -65,7 +66,7 @@ what they should be; missing: an object is gone; conflict: decided otherwise alr
 
 LANES: Final = {
     "open": "head", "head": "head", "verify": "verify", "upload": "upload", "commit": "commit", "fetch": "fetch",
-    "sweep": "sweep", "trust": "head", "entrust": "head", "forget": "head",
+    "sweep": "sweep", "compare": "sweep", "trust": "head", "entrust": "head", "forget": "head",
     "seals": "verify", "listen": "verify", "offer": "verify", "notices": "notices",
 }  # fmt: skip
 NICENESS = 10
@@ -108,6 +109,8 @@ class Uploader:
                 return self._upload(command, _wanted(fd))
             case "commit":
                 return self._commit(command)
+            case "compare":
+                return self._compare(command)
             case "fetch":
                 return self._fetch(command, _wanted(fd))
             case "seals" | "listen" | "offer" as what:
@@ -188,6 +191,13 @@ class Uploader:
         world_size, digest, now_unix = number(command, "world"), text(command, "digest"), int(clock.unix_time())
         manifest = build_manifest(job, _name(command), world_size, digest, objects, now_unix)
         return {"manifest": commit.commit(store, manifest), "seconds": clock.monotonic() - begun}
+
+    def _compare(self, command: Mapping[str, Any]) -> dict[str, object]:
+        store, job = self._opened()
+        digests = command.get("digests")
+        if not isinstance(digests, list) or not digests or not all(isinstance(each, str) for each in digests):
+            raise InvalidCommand("digests must be a list of strings")
+        return {"differ": tables.differing(store, job, _name(command), digests)}
 
     def _fetch(self, command: Mapping[str, Any], fd: int) -> dict[str, object]:
         store, job = self._opened()

@@ -10,6 +10,7 @@ from keepstep.checkpoint.commit import put_manifest, read_head, read_manifest
 from keepstep.checkpoint.keys import ManifestName, head_key, is_job, manifests_prefix, parse_manifest_key
 from keepstep.checkpoint.manifest import Manifest, StoredObject
 from keepstep.checkpoint.strict_json import MalformedDocument
+from keepstep.checkpoint.tables import read_table, write_table
 from keepstep.ports.store import NotFound, ObjectStore, PreconditionFailed
 
 
@@ -90,4 +91,9 @@ def copy(source: ObjectStore, manifest: Manifest, target: ObjectStore, told: Cal
         with suppress(PreconditionFailed):  # there already: names of objects are never used twice
             body = _Elsewhere(source, stored, told)
             target.put(stored.key, body, if_absent=True, crc32c=int(stored.crc32c, 16))
+    for rank in range(manifest.world_size):
+        with suppress(NotFound, MalformedDocument):  # a checkpoint is whole without
+            write_table(
+                target, manifest.job, manifest.name, rank, read_table(source, manifest.job, manifest.name, rank)
+            )
     put_manifest(target, manifest)

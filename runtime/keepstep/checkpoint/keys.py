@@ -4,6 +4,7 @@
 <job>/manifests/<generation>-<step>-<run>.json     a checkpoint exists when its manifest does
 <job>/objects/g<generation>/s<step>/replicated-<rank>-of-<world size>.<run>
 <job>/objects/g<generation>/s<step>/local-<rank>.<run>
+<job>/objects/g<generation>/s<step>/tensors-<rank>.<run>    the CRCs of a rank's tensors; no manifest names it
 <job>/probe/<nonce>                                written and removed when a store is opened
 <job>/trust/authority.json                         by what the hosts know each other; removed at the end of the job
 """
@@ -18,7 +19,7 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
 _MANIFEST = re.compile(rf"{_NUMBER}-{_NUMBER}-([A-Za-z0-9][A-Za-z0-9_-]{{0,63}})\.json")
 _OBJECT = re.compile(
-    rf"g{_NUMBER}/s{_NUMBER}/(?:replicated-{_NUMBER}-of-{_NUMBER}|local-{_NUMBER})\.[A-Za-z0-9][A-Za-z0-9_-]{{0,63}}"
+    rf"g{_NUMBER}/s{_NUMBER}/(?:replicated-{_NUMBER}-of-{_NUMBER}|(?:local|tensors)-{_NUMBER})\.[A-Za-z0-9][A-Za-z0-9_-]{{0,63}}"
 )
 
 
@@ -68,6 +69,11 @@ def replicated_key(job: str, name: ManifestName, rank: int, world_size: int) -> 
 def local_key(job: str, name: ManifestName, rank: int) -> str:
     """Key of what belongs to `rank` alone."""
     return f"{job}/objects/g{name.generation}/s{name.step}/local-{rank}.{name.run}"
+
+
+def tensors_key(job: str, name: ManifestName, rank: int) -> str:
+    """Key of the CRCs of a rank's tensors."""
+    return f"{job}/objects/g{name.generation}/s{name.step}/tensors-{rank}.{name.run}"
 
 
 def parse_manifest_key(job: str, key: str) -> ManifestName | None:

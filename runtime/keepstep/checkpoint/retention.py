@@ -13,6 +13,7 @@ from keepstep.checkpoint.keys import (
     parse_manifest_key,
     parse_object_key,
     probe_prefix,
+    tensors_key,
 )
 from keepstep.checkpoint.strict_json import MalformedDocument
 from keepstep.ports.store import NotFound, ObjectStore
@@ -105,7 +106,9 @@ def sweep(store: ObjectStore, job: str, generation: int | None, retention: Reten
 def _delete_checkpoint(store: ObjectStore, job: str, name: ManifestName) -> int:
     key = name.key(job)
     try:
-        objects = [stored.key for stored in read_manifest(store, job, key).objects]
+        manifest = read_manifest(store, job, key)
+        tables = [tensors_key(job, name, rank) for rank in range(manifest.world_size)]
+        objects = [*(stored.key for stored in manifest.objects), *tables]
     except (MalformedDocument, NotFound):
         objects = []  # whatever belonged to it is found as garbage once the grace is over
     store.delete(key)

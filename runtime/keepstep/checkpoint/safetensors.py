@@ -77,10 +77,7 @@ def parse_layout(head: bytes) -> SlabLayout:
     Raises:
         MalformedSlab: not a header, or tensors that overlap, leave holes, or lie in the wrong order.
     """
-    tensors = parse_tensors(head)
-    end = tensors[-1].stop if tensors else 0
-    replicated_end = max((t.stop for t in tensors if not t.is_local and t.stop > t.start), default=0)
-    return SlabLayout(len(head), replicated_end, end - replicated_end)
+    return _layout_of(len(head), parse_tensors(head))
 
 
 def parse_tensors(head: bytes) -> tuple[StoredTensor, ...]:
@@ -126,18 +123,34 @@ def read_layout(fd: int, size_bytes: int) -> SlabLayout:
     Raises:
         MalformedSlab: it is not.
     """
+    return read_slab(fd, size_bytes)[0]
+
+
+def read_slab(fd: int, size_bytes: int) -> tuple[SlabLayout, tuple[StoredTensor, ...]]:
+    """The same, and the tensors.
+
+    Raises:
+        MalformedSlab: as `read_layout`.
+    """
     head_bytes = parse_head_bytes(os.pread(fd, _PREFIX_BYTES, 0))
     if head_bytes > size_bytes:
         raise MalformedSlab(f"the head is {head_bytes} bytes long, the slab {size_bytes}")
     head = os.pread(fd, head_bytes, 0)
     if len(head) != head_bytes:
         raise MalformedSlab(f"the file ends within the head, at {len(head)} of {head_bytes} bytes")
-    layout = parse_layout(head)
+    tensors = parse_tensors(head)
+    layout = _layout_of(head_bytes, tensors)
     if layout.size_bytes != size_bytes:
         raise MalformedSlab(f"the tensors end at byte {layout.size_bytes}, the slab at {size_bytes}")
     if os.fstat(fd).st_size < size_bytes:
         raise MalformedSlab(f"the file is {os.fstat(fd).st_size} bytes long, the slab {size_bytes}")
-    return layout
+    return layout, tensors
+
+
+def _layout_of(head_bytes: int, tensors: tuple[StoredTensor, ...]) -> SlabLayout:
+    end = tensors[-1].stop if tensors else 0
+    replicated_end = max((t.stop for t in tensors if not t.is_local and t.stop > t.start), default=0)
+    return SlabLayout(head_bytes, replicated_end, end - replicated_end)
 
 
 def _parse_header(head: bytes) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from keepstep.checkpoint.digests import combine_crc32c, file_chunks, file_crc32c, format_digest
 from keepstep.checkpoint.keys import ManifestName, local_key, replicated_key
 from keepstep.checkpoint.manifest import LOCAL, REPLICATED, StoredObject
-from keepstep.checkpoint.safetensors import SlabLayout, read_layout
+from keepstep.checkpoint.safetensors import SlabLayout, read_layout, read_slab
 from keepstep.checkpoint.shares import assign_share
+from keepstep.checkpoint.tables import Sums, write_table
 from keepstep.ports.store import ObjectStore
 
 
@@ -79,30 +80,23 @@ def measure_slab(fd: int, size_bytes: int) -> SlabDigests:
 
 
 def upload(store: ObjectStore, fd: int, order: UploadOrder) -> Uploaded:
-    """Put a rank's two objects; uploading the same again overwrites them with the same bytes.
+    """Put a rank's objects and the table of its tensors; uploading the same again overwrites them with the same bytes.
 
     Raises:
         MalformedSlab, ShortSlab: the file is no slab of this length.
         ChecksumMismatch: the slab changed while it was read.
         StoreError: the store's own.
     """
-    layout = read_layout(fd, order.size_bytes)
+    layout, tensors = read_slab(fd, order.size_bytes)
     share = assign_share(order.rank, order.world_size, layout.replicated_bytes)
-    share_at = layout.head_bytes + share.offset
-    behind = layout.replicated_bytes - share.offset - share.size_bytes
-    share_crc = file_crc32c(fd, share_at, share.size_bytes)
-    replicated_crc = combine_crc32c(
-        [
-            (file_crc32c(fd, layout.head_bytes, share.offset), share.offset),
-            (share_crc, share.size_bytes),
-            (file_crc32c(fd, share_at + share.size_bytes, behind), behind),
-        ]
-    )
+    share_at, share_end = layout.head_bytes + share.offset, share.offset + share.size_bytes
+    sums = Sums(fd, layout.head_bytes, tensors, (share.offset, share_end))
+    share_crc, replicated_crc = sums.of(share.offset, share_end), sums.of(0, layout.replicated_bytes)
     local_at = layout.head_bytes + layout.replicated_bytes
     local_crc = combine_crc32c(
         [
             (file_crc32c(fd, 0, layout.head_bytes), layout.head_bytes),
-            (file_crc32c(fd, local_at, layout.local_bytes), layout.local_bytes),
+            (sums.of(layout.replicated_bytes, layout.replicated_bytes + layout.local_bytes), layout.local_bytes),
         ]
     )
     share_ranges = FileRanges(fd, ((share_at, share.size_bytes),))
@@ -111,6 +105,7 @@ def upload(store: ObjectStore, fd: int, order: UploadOrder) -> Uploaded:
     own_key = local_key(order.job, order.name, order.rank)
     store.put(share_key, share_ranges, crc32c=share_crc)
     store.put(own_key, local_ranges, crc32c=local_crc)
+    write_table(store, order.job, order.name, order.rank, sums.table)
     return Uploaded(
         (
             StoredObject(share_key, REPLICATED, order.rank, share.offset, share.size_bytes, f"{share_crc:08x}"),

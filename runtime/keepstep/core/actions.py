@@ -22,7 +22,6 @@ class Measure(StrEnum):
     DURABLE_STEP = "durable_step"
     COMMIT_S = "commit_s"
     STORE_AVAILABLE = "store_available"
-    REPLICA_DIVERGENCE = "replica_divergence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +167,19 @@ class CommitCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class CompareReplicas:
+    """Count a divergence, and find out which hosts hold which tensors otherwise than most do.
+
+    `shares` are the hosts of the world in rank order, with the digests that differ.
+    """
+
+    generation: int
+    step: int
+    run: str
+    shares: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReadHead:
     """Read HEAD, leaving out manifests that were found corrupt.
 
@@ -251,5 +263,5 @@ Action = (
     GrantLease | RevokeLease | Put | StartWorker | StopWorker | SignalWorker | WriteOrders | SampleEntered
     | AllocateSlabs | HandSlabs | DropSlabs | ClearSeal | VerifySlab | UploadSnapshot | CommitCheckpoint | ReadHead
     | FetchSnapshot | SweepStore | Report | WriteFailure | ForgetRecords | JoinEtcd | UseEtcd
-    | WatchAll
+    | WatchAll | CompareReplicas
 )  # fmt: skip

@@ -152,8 +152,6 @@ def choose_grant(turn: Turn) -> int:
     for slab in open_slabs:
         if slab.slab == current and slab.seal is None:
             return current
-    if not open_slabs:
-        return NO_SLAB
     save = turn.generation.save_step if turn.generation is not None else 0
     open_slabs = [s for s in open_slabs if not save or s.seal is None or s.seal.step != save]
     if not open_slabs:
@@ -205,15 +203,9 @@ def upload(turn: Turn) -> None:
         return
     if slab.busy == "verify":
         return
+    run, rank, world_size = generation.run, generation.rank_of(state.job.host), len(generation.members)
     action = UploadSnapshot(
-        f"upload:{number}:{step}",
-        slab.slab,
-        step,
-        slab.seal.size_bytes,
-        number,
-        generation.run,
-        generation.rank_of(state.job.host),
-        len(generation.members),
+        f"upload:{number}:{step}", slab.slab, step, slab.seal.size_bytes, number, run, rank, world_size
     )
     if turn.attempt(action, Reason.UPLOAD_STARTS, f"step {step}"):
         turn.set_slab(slab.slab, busy="upload")

@@ -52,10 +52,6 @@ def decide(state: State, event: e.Event, now: float) -> Decision:
     return turn.decision()
 
 
-def _on_timer(turn: Turn, event: e.TimerFired) -> None:
-    """Nothing but time has passed; the rules look at it."""
-
-
 def _on_operation_failed(turn: Turn, event: e.OperationFailed) -> None:
     """An action failed and may be tried again; a store that fails raises an alarm, training goes on."""
     turn.landed(event.operation, turn.now + event.retry_s)
@@ -99,6 +95,7 @@ ABSORB: dict[type, Callable[[Turn, Any], None]] = {
     e.SnapshotVerified: checkpoints.on_snapshot_verified,
     e.SnapshotBad: checkpoints.on_snapshot_bad,
     e.SnapshotUploaded: checkpoints.on_snapshot_uploaded,
+    e.ReplicasCompared: saving.on_replicas_compared,
     e.CheckpointCommitted: saving.on_checkpoint_committed,
     e.CommitRefused: saving.on_commit_refused,
     e.HeadRead: generations.on_head_read,
@@ -109,7 +106,7 @@ ABSORB: dict[type, Callable[[Turn, Any], None]] = {
     e.EnteredSampled: interruption.on_entered_sampled,
     e.WorkerExited: workers.on_worker_exited,
     e.InterruptionNoticed: interruption.on_interruption_noticed,
-    e.TimerFired: _on_timer,
+    e.TimerFired: lambda turn, event: None,  # nothing but time has passed; the rules look at it
 }
 
 CONVERGE: tuple[Callable[[Turn], None], ...] = (

@@ -222,6 +222,16 @@ class SnapshotUploaded:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicasCompared:
+    """Hosts, and tensors that they hold otherwise than most do, or than any other does where there is no majority."""
+
+    generation: int
+    step: int
+    differ: tuple[tuple[str, str], ...]
+    kind: Literal["replicas_compared"] = "replicas_compared"
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointCommitted:
     operation: str
     generation: int
@@ -325,6 +335,7 @@ Event = (
     AgentStarted | LeaseGranted | LeaseRenewed | LeaseLost | ClusterRead | RecordSeen | RecordGone | RecordPut
     | PutRefused | OperationFailed | WorkerStarted | WorkerHello | WorkerJoined | WorkerRestored | FirstStepCompleted
     | StepsSampled | LayoutAnnounced | SnapshotSealed | SnapshotVerified | SnapshotBad
-    | SnapshotUploaded | CheckpointCommitted | CommitRefused | HeadRead | StoreRefused | SnapshotFetched
-    | CheckpointCorrupt | EtcdJoined | EnteredSampled | WorkerExited | InterruptionNoticed | TimerFired
+    | SnapshotUploaded | ReplicasCompared | CheckpointCommitted | CommitRefused | HeadRead | StoreRefused
+    | SnapshotFetched | CheckpointCorrupt | EtcdJoined | EnteredSampled | WorkerExited | InterruptionNoticed
+    | TimerFired
 )  # fmt: skip

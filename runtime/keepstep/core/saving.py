@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from keepstep.core import elastic, pausing
-from keepstep.core.actions import CommitCheckpoint, Measure, Report, SweepStore
-from keepstep.core.events import CheckpointCommitted, CommitRefused, Head
+from keepstep.core.actions import CommitCheckpoint, CompareReplicas, Measure, Report, SweepStore
+from keepstep.core.events import CheckpointCommitted, CommitRefused, Head, ReplicasCompared
 from keepstep.core.reasons import Reason
 from keepstep.core.records import AckRecord, GenerationRecord, UploadRecord
 from keepstep.core.state import Turn
@@ -18,6 +18,7 @@ STALL_RATIO_MAX = 0.005
 what each step is reported and measured with takes the rest.
 """
 
+NAMED_MAX = 8
 _COMMIT_DUTY_MAX = 0.05
 _COMMIT_EVERY_MIN_S = 10.0
 _DRAIN_SHARE = 0.4
@@ -174,7 +175,8 @@ def commit(turn: Turn, generation: GenerationRecord) -> None:
     if _diverged(shares):
         detail = ", ".join(f"{share.host} {share.digest}" for share in shares)
         if turn.put(evolve(generation, save_step=0), Reason.REPLICA_DIVERGENCE, detail):
-            turn.do(Report(Measure.REPLICA_DIVERGENCE, 1.0))
+            found = tuple((share.host, share.digest) for share in shares)
+            turn.do(CompareReplicas(generation.number, shares[0].step, generation.run, found))
             turn.set_store(last_commit_at=turn.now)
         return
     turn.attempt(
@@ -190,6 +192,13 @@ def commit(turn: Turn, generation: GenerationRecord) -> None:
         Reason.COMMIT_STARTS,
         f"step {generation.save_step}",
     )
+
+
+def on_replicas_compared(turn: Turn, event: ReplicasCompared) -> None:
+    """Silent corruption has a name."""
+    names = ", ".join(f"{host} {tensor}" for host, tensor in event.differ[:NAMED_MAX])
+    more = f" and {len(event.differ) - NAMED_MAX} more" if event.differ[NAMED_MAX:] else ""
+    turn.because(Reason.REPLICA_DIVERGENCE, f"step {event.step}: {names}{more}")
 
 
 def on_checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:
@@ -212,8 +221,7 @@ def on_checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:
 def on_commit_refused(turn: Turn, event: CommitRefused) -> None:
     """A newer generation has claimed HEAD: what this one has to say is old news."""
     turn.landed(event.operation, turn.now + 1.0)
-    turn.set_store(fenced=event.generation)
-    turn.set_store(failing_since=turn.state.store.failing_since or turn.now)
+    turn.set_store(fenced=event.generation, failing_since=turn.state.store.failing_since or turn.now)
     turn.because(Reason.COMMIT_FENCED, f"generation {event.generation} step {event.step}")
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from keepstep.adapters.store_memory import MemoryStore
 from keepstep.checkpoint.commit import Fenced, commit, read_head
-from keepstep.checkpoint.keys import ManifestName, local_key
+from keepstep.checkpoint.keys import ManifestName, local_key, tensors_key
 from keepstep.checkpoint.retention import Retention, Swept, plan_retention, sweep
 from keepstep.ports.store import StoreUnavailable
 from tests.support.stores import TroubledStore, committed, fail_at, memory_store, stored_checkpoint
@@ -67,8 +67,9 @@ def test_nothing_may_not_be_kept(last, every):
 def test_a_sweep_removes_checkpoints_whole_and_leaves_the_newest():
     store = memory_store()
     manifests = [committed(store, 1, step) for step in (10, 20, 30)]
-    assert sweep(store, "job", 1, Retention(1), NOW) == Swept(manifests=2, objects=8, unfinished=0)
-    left = {manifests[2].key, "job/HEAD.json", *(stored.key for stored in manifests[2].objects)}
+    assert sweep(store, "job", 1, Retention(1), NOW) == Swept(manifests=2, objects=12, unfinished=0)
+    tables = {tensors_key("job", manifests[2].name, rank) for rank in range(2)}
+    left = {manifests[2].key, "job/HEAD.json", *tables, *(stored.key for stored in manifests[2].objects)}
     assert set(store.list("")) == left
     assert sweep(store, "job", 1, Retention(1), LATER) == Swept(0, 0, 0)
 
@@ -90,7 +91,7 @@ def test_garbage_goes_after_the_grace_and_what_is_being_made_stays():
     store.put("job/something/else", b"not ours to delete")
     store.put("job/objects/g1/s1/unknown", b"not ours to delete")
     assert sweep(store, "job", 2, Retention(1, grace_s=100), NOW + 99) == Swept(0, 0, 0)
-    assert sweep(store, "job", 2, Retention(1, grace_s=100), NOW + 101) == Swept(0, 5, 0)
+    assert sweep(store, "job", 2, Retention(1, grace_s=100), NOW + 101) == Swept(0, 7, 0)
     left = set(store.list(""))
     assert not left & {stored.key for stored in old.objects}
     assert {stored.key for stored in coming.objects} <= left
@@ -109,7 +110,7 @@ def test_before_the_first_commit_nothing_is_garbage():
     store = memory_store()
     stored_checkpoint(store, ManifestName(1, 10, "r"))
     assert sweep(store, "job", 1, Retention(1), LATER) == Swept(0, 0, 0)
-    assert len(set(store.list(""))) == 4
+    assert len(set(store.list(""))) == 6
 
 
 def test_a_stale_generation_sweeps_nothing():
@@ -128,7 +129,7 @@ def test_a_manifest_that_can_not_be_read_goes_and_its_objects_follow():
     manifests = [committed(store, 1, step) for step in (10, 20)]
     store.put(manifests[0].key, b"rubbish")
     assert sweep(store, "job", 1, Retention(1), NOW) == Swept(1, 0, 0)
-    assert sweep(store, "job", 1, Retention(1), LATER) == Swept(0, 4, 0)
+    assert sweep(store, "job", 1, Retention(1), LATER) == Swept(0, 6, 0)
 
 
 def test_a_sweep_that_breaks_off_anywhere_leaves_every_listed_checkpoint_whole():
@@ -150,7 +151,7 @@ def run_broken(number: int) -> int:
     check_whole(inner)
     sweep(inner, "job", 1, Retention(1), LATER)
     check_whole(inner)
-    assert len(set(inner.list(""))) == 2 + 4
+    assert len(set(inner.list(""))) == 2 + 4 + 2
     return store.operations
 
 

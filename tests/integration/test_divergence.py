@@ -1,0 +1,67 @@
+"""One bit that is wrong in one host's slab: the host and the tensor are named, and no such step is ever committed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keepstep.adapters.journal import read_lines
+from keepstep.app.replay import journals_under
+
+ROOT = Path(__file__).resolve().parents[2]
+WRONG_FROM = 60
+
+pytestmark = pytest.mark.integration
+
+
+def train(folder: Path, hosts: int, corrupt: str) -> str:
+    """Let hosts train 160 steps on this machine, without TensorFlow; returns what was said."""
+    settings = [
+        word
+        for setting in ("checkpoint.snapshot_every=4 steps", "checkpoint.every=8 steps")
+        for word in ("--set", setting)
+    ]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "keepstep", "local", "--quiet", "--hosts", str(hosts), "--python", sys.executable),
+            *("--out", str(folder), "--store", str(folder / "store"), *settings),
+            *(str(ROOT / "tests" / "support" / "lockstep_job.py"), str(folder), "160", "0.02", corrupt),
+        ],
+        env={"PYTHONPATH": str(ROOT / "runtime"), "PATH": "/usr/bin:/bin:/usr/local/bin"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    found = [
+        line["event"] for path in journals_under(folder / "hosts") for _, line in read_lines(path) if "event" in line
+    ]
+    return [event for event in found if event["kind"] == kind]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_replica_that_differs_is_named_and_never_committed(tmp_path: Path, rank: int) -> None:
+    train(tmp_path, 3, f"{rank}@{WRONG_FROM}")
+    compared = events(tmp_path, "replicas_compared")
+    assert compared
+    assert all(event["differ"] == [[f"algo-{rank + 1}", "replicated/total"]] for event in compared)
+    assert all(event["step"] >= WRONG_FROM for event in compared)
+    committed = [event["step"] for event in events(tmp_path, "checkpoint_committed")]
+    assert committed and max(committed) < WRONG_FROM
+    head = json.loads(next((tmp_path / "store").glob("*/HEAD.json")).read_text())
+    assert head["step"] == max(committed)
+
+
+def test_of_replicas_that_agree_nothing_is_said(tmp_path: Path) -> None:
+    train(tmp_path, 2, "-1@0")
+    assert events(tmp_path, "replicas_compared") == []
+    assert max(event["step"] for event in events(tmp_path, "checkpoint_committed")) == 160
