@@ -1,0 +1,111 @@
+"""How long a snapshot keeps the training waiting, and drags the steps after it, beside `tf.train.Checkpoint`.
+
+Each mode in a process of its own, the modes in turn. The last line of the output is one JSON object. README.md beside
+this file says how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+JOB = ROOT / "benchmarks" / "snapshot_job.py"
+MODES = ("memcpy", "keepstep", "sync", "async")
+EVERY, DRAGGED = 30, 20
+"""Steps from one saving to the next, and those after it that are looked at."""
+FIRST = 3
+"""Savings that are left out: each of three slabs is written to for the first time."""
+STALL_RATIO_MAX, COST_RATIO_MAX = 1.5, 0.1
+
+
+def play(mode: str, size_bytes: int, savings: int, python: Path) -> dict[str, Any]:
+    """One process of one mode; files lie in memory, as TensorFlow's modes would be slower on a disk."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        result = Path(folder) / "result.json"
+        words = [
+            *(f"--mode={mode}", f"--bytes={size_bytes}", f"--every={EVERY}", f"--savings={savings}"),
+            *(f"--folder={folder}", f"--result={result}"),
+        ]
+        settings = [f"checkpoint.snapshot_every={EVERY} steps", "telemetry.listen=127.0.0.1:0"]
+        options = [word for setting in settings for word in ("--set", setting)]
+        command = [str(python), str(JOB), *words]
+        if mode == "keepstep":
+            local = [sys.executable, "-m", "keepstep", "local", "--quiet", "--hosts", "1", "--store", "none", *options]
+            command = [*local, "--python", str(python), "--out", f"{folder}/run", str(JOB), *words]
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "runtime"), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        if not result.exists():
+            raise SystemExit(f"{mode}: no result\n{(done.stdout + done.stderr)[-3000:]}")
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
+
+
+def costs(found: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Of each saving that counts: the seconds it took, and what it and the steps after it took above the usual."""
+    steps = [each / 1e9 for each in found["steps_ns"]]
+    quiet = [step for at, step in enumerate(steps, 1) if at % EVERY > DRAGGED]
+    usual = statistics.median(quiet)
+    stalls = [each / 1e9 for each in found["savings_ns"]][FIRST:]
+    begins = range(EVERY * (FIRST + 1) - 1, len(steps) - DRAGGED, EVERY)
+    return stalls, [sum(steps[at : at + DRAGGED + 1]) - (DRAGGED + 1) * usual for at in begins]
+
+
+def measure(size_bytes: int, rounds: int, savings: int, python: Path) -> dict[str, Any]:
+    """All modes in turn; the medians over all savings that count."""
+    stalls: dict[str, list[float]] = {mode: [] for mode in MODES}
+    wholes: dict[str, list[float]] = {mode: [] for mode in MODES}
+    found: dict[str, Any] = {}
+    skipped = 0
+    for _ in range(rounds):
+        for mode in MODES:
+            found = play(mode, size_bytes, savings + FIRST, python)
+            skipped += found.get("skipped", 0)
+            for kept, each in zip((stalls[mode], wholes[mode]), costs(found), strict=True):
+                kept += each
+    stall = {mode: statistics.median(each) for mode, each in stalls.items()}
+    whole = {mode: statistics.median(each) for mode, each in wholes.items()}
+    for mode in MODES:
+        print(f"{found['bytes'] / 1e9:.1f} GB, {mode:8}: waits {stall[mode] * 1e3:8.1f} ms, costs ", end="")
+        print(f"{whole[mode] * 1e3:8.1f} ms with the {DRAGGED} steps after it", flush=True)
+    return {
+        "bytes": found["bytes"],
+        "variables": found["variables"],
+        "stall_ratio": round(stall["keepstep"] / stall["memcpy"], 3),
+        "cost_ratio": round(whole["keepstep"] / min(whole["sync"], whole["async"]), 3),
+        "skipped": skipped,
+        "stall_s": {mode: [round(each, 5) for each in kept] for mode, kept in stalls.items()},
+        "cost_s": {mode: [round(each, 5) for each in kept] for mode, kept in wholes.items()},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", type=Path, required=True, help="a Python that has TensorFlow")
+    parser.add_argument("--bytes", type=int, nargs="+", default=[800_000_000, 4_000_000_000])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--savings", type=int, default=4)
+    options = parser.parse_args()
+    python = options.python.absolute()
+    if shutil.disk_usage("/dev/shm").free < 3 * max(options.bytes):
+        raise SystemExit("/dev/shm has no room for the checkpoints of TensorFlow's own modes")
+    sizes = [measure(each, options.rounds, options.savings, python) for each in options.bytes]
+    print(json.dumps({
+        "name": "snapshot", "value": max(each["stall_ratio"] for each in sizes),
+        "goal": f"stall <= {STALL_RATIO_MAX} of a memcpy, stall and drag <= {COST_RATIO_MAX} of tf.train.Checkpoint's",
+        "ok": all(each["stall_ratio"] <= STALL_RATIO_MAX and each["cost_ratio"] <= COST_RATIO_MAX for each in sizes),
+        "sizes": sizes, "load_average": os.getloadavg()[0],
+    }))  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
