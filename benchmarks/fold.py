@@ -25,7 +25,6 @@ from keepstep.core.records import (
     Member,
     NodeRecord,
     Phase,
-    Placement,
     Record,
     Standing,
     StatusRecord,
@@ -57,7 +56,6 @@ class Node:
         self.generation = GenerationRecord(
             number=1, phase=Phase.FORMING if forms else Phase.READY, leader=self.names[0], run="run", snapshot_every=8,
             members=tuple(Member(name, name) for name in self.names), save_step=0 if forms else 4096,
-            ranks=tuple(Placement(rank, name, "10.0.0.1", 20001) for rank, name in enumerate(self.names)),
         )  # fmt: skip
         self.gives(e.AgentStarted((), (), 0))
         self.gives(e.LeaseGranted(LEASE, self.now + 5.0))
@@ -116,7 +114,7 @@ class Node:
 
     def ack(self) -> e.Event:
         name = self._other()
-        return e.RecordSeen(AckRecord(1, name, name, 20001, self.count, ()), self._revision())
+        return e.RecordSeen(AckRecord(1, name, name, self.count), self._revision())
 
 
 KINDS: dict[str, tuple[bool, bool, Callable[[Node], e.Event]]] = {

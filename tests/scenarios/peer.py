@@ -45,8 +45,7 @@ class Peer:
     def arrives(self) -> None:
         self.boot += 1
         self.there, self.failure = True, None
-        fresh_port = 20000 if self.boot == 1 else 0
-        self._put(NodeRecord(HOST, self.node_id, "10.0.0.2", 100 + self.boot, fresh_port=fresh_port))
+        self._put(NodeRecord(HOST, self.node_id, "10.0.0.2", 100 + self.boot, port_base=20000, fresh=self.boot == 1))
 
     def vanishes(self) -> None:
         """Its lease expires, and with it all that was bound to it."""
@@ -130,10 +129,9 @@ class Peer:
         held = mine[0].held
         if self.holds_only is not None:
             held = tuple(each for each in held if each.step == self.holds_only)
-        port = 20000 + generation.number
         failure, self.failure, self.done = self.failure, None, False
         completed = mine[0].completed
-        self._put(AckRecord(generation.number, HOST, self.node_id, port, completed, held, failure))
+        self._put(AckRecord(generation.number, HOST, self.node_id, completed, held, failure))
 
     def _status(self) -> None:
         generation = self._generation()

@@ -16,7 +16,6 @@ from keepstep.core.records import (
     Failure,
     GenerationRecord,
     Phase,
-    Placement,
     Resume,
 )
 from keepstep.core.restarts import describe, judge, root_cause
@@ -168,7 +167,6 @@ def _propose(turn: Turn, old: GenerationRecord, reason: Reason) -> None:
         members=members,
         leaving=leavers(turn.state.cluster, old, members),
         failures=failures_seen(turn, old),
-        ranks=(),
         drain_step=0,
         save_step=0,
         root=None,
@@ -212,17 +210,12 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
     if not know_head(turn) and not (held and not turn.state.store.available):
         return
     resume, reason = choose_resume(turn, held)
-    ranks = tuple(
-        Placement(rank, ack.host, turn.state.cluster.nodes[ack.host].record.address, ack.port)
-        for rank, ack in enumerate(records)
-    )
     start = 0 if resume is None else resume.step
     state, head = turn.state, turn.state.store.head
     ready = evolve(
         generation,
         phase=Phase.READY,
         failures=failures,
-        ranks=ranks,
         resume=resume,
         durable_step=head.step if state.store.head_known and head is not None else generation.durable_step,
         lost_steps=max(0, max(ack.completed for ack in records) - start) if root is not None else 0,

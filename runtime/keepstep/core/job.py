@@ -60,11 +60,6 @@ PORT_SPAN = 500
 """Successive generations walk through this many ports, so that no two that overlap in time share one."""
 
 
-def port_of(job: JobSpec, generation: int) -> int:
-    """The port this host's worker listens on in `generation`."""
-    return port_from(job.port_base, generation)
-
-
 def port_from(port_base: int, generation: int) -> int:
     """The port that a host whose ports begin there has in `generation`."""
     return port_base + generation % PORT_SPAN

@@ -6,7 +6,6 @@ from keepstep.core.actions import GrantLease
 from keepstep.core.causes import FailureCause
 from keepstep.core.events import LeaseGranted, LeaseLost, LeaseRenewed
 from keepstep.core.facts import Lease
-from keepstep.core.job import port_of
 from keepstep.core.reasons import Reason
 from keepstep.core.records import AckRecord, Failure, Held, LeaderRecord, NodeRecord, Phase
 from keepstep.core.state import Turn
@@ -64,9 +63,9 @@ def register(turn: Turn) -> None:
     if state.lease is None or not state.cluster.synced or is_registered(turn):
         return
     seen = state.seen_generation
-    fresh_port = 0 if seen or state.spawned or state.slabs else job.port_base
-    record = NodeRecord(job.host, job.node_id, job.address, state.lease.lease, seen, job.peer_port, fresh_port)
-    turn.put(record, Reason.NODE_REGISTERS)
+    fresh = not (seen or state.spawned or state.slabs)
+    lease, ports = state.lease.lease, (job.port_base, job.peer_port)
+    turn.put(NodeRecord(job.host, job.node_id, job.address, lease, seen, *ports, fresh), Reason.NODE_REGISTERS)
 
 
 def is_registered(turn: Turn) -> bool:
@@ -101,7 +100,6 @@ def acknowledge(turn: Turn) -> None:
         generation.number,
         state.job.host,
         state.job.node_id,
-        port_of(state.job, generation.number),
         state.completed,
         tuple(Held(step, digest) for step, digest in held),
         state.failure,

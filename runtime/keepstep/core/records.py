@@ -18,7 +18,7 @@ class Phase(StrEnum):
     FORMING = "forming"
     """Members stop what is older and acknowledge."""
     READY = "ready"
-    """Ranks, ports and the resume step are fixed; members train."""
+    """Ranks and the resume step are fixed, and by the generation's number the ports; members train."""
     ENDED = "ended"
     """The job is over; members leave."""
 
@@ -74,8 +74,8 @@ class NodeRecord:
 
     After a lapse the record must be put anew, since the old one vanishes with the old lease although it reads the same.
     `seen_generation` is the newest generation that the node knows of: an etcd that lost its data must not make numbers
-    repeat. At `peer_port` the node gives others what is in its slabs; 0: it does not. A node that has run nothing yet,
-    and holds nothing, says at `fresh_port` where its workers' ports begin: it need not be asked to stop anything.
+    repeat. Its workers' ports begin at `port_base`. At `peer_port` the node gives others what is in its slabs; 0: it
+    does not. A node that is `fresh` has run nothing yet and holds nothing: it need not be asked to stop anything.
     """
 
     host: str
@@ -83,8 +83,9 @@ class NodeRecord:
     address: str
     lease: int
     seen_generation: int = 0
+    port_base: int = 0
     peer_port: int = 0
-    fresh_port: int = 0
+    fresh: bool = False
     kind: Literal["node"] = "node"
 
     @property
@@ -118,16 +119,6 @@ class Resume:
     step: int
     digest: str
     manifest: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a rank runs, and the address its worker listens on."""
-
-    rank: int
-    host: str
-    address: str
-    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +162,6 @@ class GenerationRecord:
     leader: str
     members: tuple[Member, ...]
     failures: tuple[Failure, ...] = ()
-    ranks: tuple[Placement, ...] = ()
     resume: Resume | None = None
     lost_steps: int = 0
     snapshot_every: int = 0
@@ -215,7 +205,6 @@ class AckRecord:
     generation: int
     host: str
     node_id: str
-    port: int
     completed: int = 0
     held: tuple[Held, ...] = ()
     failure: Failure | None = None

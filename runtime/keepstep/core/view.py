@@ -219,6 +219,14 @@ def peers_of(cluster: Cluster, generation: GenerationRecord, rank: int) -> tuple
     return tuple(found[:PEERS_MAX])
 
 
+def addresses_of(cluster: Cluster, generation: GenerationRecord) -> tuple[str, ...] | None:
+    """Where the members' workers listen in this generation, in rank order; None where a member is gone."""
+    if not all(_is_there(cluster, member) for member in generation.members):
+        return None
+    nodes = (cluster.nodes[member.host].record for member in generation.members)
+    return tuple(f"{node.address}:{port_from(node.port_base, generation.number)}" for node in nodes)
+
+
 def leavers(cluster: Cluster, old: GenerationRecord, members: tuple[Member, ...]) -> tuple[Member, ...]:
     """Those of the former members who are there still, and are not among the new ones."""
     stay = {member.host for member in members}
@@ -244,9 +252,8 @@ def _is_there(cluster: Cluster, member: Member) -> bool:
 
 def acks_of_fresh(cluster: Cluster, generation: GenerationRecord) -> list[AckRecord]:
     """What those members would say who have run nothing yet: their nodes have said so, and need not be asked."""
-    number, members = generation.number, generation.members
-    ports = [(member, cluster.nodes[member.host].record.fresh_port) for member in members]
-    return [AckRecord(number, m.host, m.node_id, port_from(port, number), 0, ()) for m, port in ports if port]
+    number, nodes = generation.number, cluster.nodes
+    return [AckRecord(number, m.host, m.node_id) for m in generation.members if nodes[m.host].record.fresh]
 
 
 def common_held(acks: list[AckRecord]) -> Resume | None:

@@ -25,7 +25,7 @@ from keepstep.core.records import Failure, GenerationRecord, Phase, Resume, Stan
 from keepstep.core.restarts import classify_exit
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
-from keepstep.core.view import peers_of
+from keepstep.core.view import addresses_of, peers_of
 
 _STATUS_EVERY_S = 2.0
 
@@ -48,6 +48,9 @@ def start(turn: Turn) -> None:
         return
     if state.workers or state.spawned >= generation.number or turn.interrupted:
         return
+    addresses = addresses_of(state.cluster, generation)
+    if addresses is None:
+        return
     resume, rank = generation.resume, generation.rank_of(state.job.host)
     if resume is not None and resume.manifest and state.trained_rank != rank:
         # What is local to a rank goes with the rank, and others may have this one's.
@@ -64,9 +67,10 @@ def start(turn: Turn) -> None:
     turn.set(spawned=generation.number, spawns=state.spawns + 1, workers=(worker,), completed=step, trained_rank=rank)
     turn.set(restore=None if slab is None or slab.seal is None else (slab.slab, slab.seal.step))
     write_orders(turn)
-    command, environment = plan_worker(state.job, generation, rank, limits(turn)[1], state.policy.elastic.batch)
+    full, batch, number = limits(turn)[1], state.policy.elastic.batch, generation.number
+    command, environment = plan_worker(state.job, number, addresses, rank, full, batch)
     turn.do(
-        StartWorker(worker_id, generation.number, rank, command, environment),
+        StartWorker(worker_id, number, rank, command, environment),
         Reason.WORKER_STARTS,
         f"rank {rank} of generation {generation.number} at step {step}",
     )

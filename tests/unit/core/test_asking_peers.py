@@ -13,7 +13,7 @@ GENERATION = GenerationRecord(3, Phase.READY, "algo-1-x", tuple(Member(name, f"{
 
 def known(**changes: NodeRecord | None) -> Cluster:
     """A cluster of twelve hosts, all of which give, but for what is said of some."""
-    nodes = {name: NodeRecord(name, f"{name}-x", f"at {name}", 1, 0, 700) for name in NAMES}
+    nodes = {name: NodeRecord(name, f"{name}-x", f"at {name}", 1, peer_port=700) for name in NAMES}
     for name, record in changes.items():
         key = name.replace("_", "-")
         del nodes[key]
@@ -32,7 +32,7 @@ def test_those_behind_a_rank_are_asked_first_and_then_those_before_it():
 def test_who_is_gone_or_new_or_gives_nothing_is_not_asked():
     cluster = known(
         algo_3=None,
-        algo_4=NodeRecord("algo-4", "another", "at algo-4", 1, 0, 700),
+        algo_4=NodeRecord("algo-4", "another", "at algo-4", 1, peer_port=700),
         algo_5=NodeRecord("algo-5", "algo-5-x", "at algo-5", 1, 0),
     )
     assert [host for host, _, _ in peers_of(cluster, GENERATION, 1)] == [*NAMES[5:], NAMES[0]]

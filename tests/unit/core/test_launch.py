@@ -8,31 +8,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.job import PORT_SPAN, port_of
+from keepstep.core.job import PORT_SPAN, port_from
 from keepstep.core.launch import plan_worker
 from keepstep.core.launch.multi_worker import tf_config
-from keepstep.core.records import Placement
-from tests.unit.core.values import a_generation, a_job
+from tests.unit.core.values import a_job
 
-RANKS = (Placement(0, "algo-1", "10.0.0.1", 20003), Placement(1, "algo-2", "10.0.0.2", 20003))
+ADDRESSES = ("10.0.0.1:20003", "10.0.0.2:20003")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_tf_config_names_all_workers_in_rank_order_and_no_chief(rank):
-    config = json.loads(tf_config(RANKS, rank))
+    config = json.loads(tf_config(ADDRESSES, rank))
     assert config["cluster"] == {"worker": ["10.0.0.1:20003", "10.0.0.2:20003"]}
     assert config["task"] == {"type": "worker", "index": rank}
 
 
 def test_tf_config_is_the_same_text_each_time():
-    assert tf_config(RANKS, 1) == (
+    assert tf_config(ADDRESSES, 1) == (
         '{"cluster": {"worker": ["10.0.0.1:20003", "10.0.0.2:20003"]}, "environment": "cloud", '
         '"task": {"index": 1, "type": "worker"}}'
     )
 
 
 def test_a_worker_runs_the_users_script_with_the_users_interpreter():
-    command, environment = plan_worker(a_job(), a_generation(ranks=RANKS), 1)
+    command, environment = plan_worker(a_job(), 3, ADDRESSES, 1)
     assert command == ("python3", "-m", "keepstep_worker", "train.py", "--epochs", "3")
     values = dict(environment)
     assert (values["KEEPSTEP_RANK"], values["KEEPSTEP_WORLD_SIZE"], values["KEEPSTEP_GENERATION"]) == ("1", "2", "3")
@@ -45,19 +44,19 @@ def test_a_worker_runs_the_users_script_with_the_users_interpreter():
 )
 def test_a_worker_is_told_the_whole_world_and_what_becomes_of_the_batch(said, full, batch):
     job = a_job(hosts=("algo-1", "algo-2", "algo-3"))
-    values = dict(plan_worker(job, a_generation(ranks=RANKS), 1, *said)[1])
+    values = dict(plan_worker(job, 3, ADDRESSES, 1, *said)[1])
     assert (values["KEEPSTEP_WORLD_SIZE"], values["KEEPSTEP_FULL_WORLD"]) == ("2", full)
     assert values["KEEPSTEP_BATCH"] == batch
 
 
 @pytest.mark.parametrize("strategy", ["plain", "mirrored"])
 def test_one_host_needs_no_tf_config(strategy):
-    job, generation = a_job(strategy=strategy, hosts=("algo-1",)), a_generation(ranks=RANKS[:1])
-    assert "TF_CONFIG" not in dict(plan_worker(job, generation, 0)[1])
+    job = a_job(strategy=strategy, hosts=("algo-1",))
+    assert "TF_CONFIG" not in dict(plan_worker(job, 3, ADDRESSES[:1], 0)[1])
 
 
 @given(st.integers(1, 10**6))
 def test_generations_that_overlap_in_time_share_no_port(number):
-    ports = [port_of(a_job(), number + later) for later in range(PORT_SPAN)]
+    ports = [port_from(a_job().port_base, number + later) for later in range(PORT_SPAN)]
     assert len(set(ports)) == PORT_SPAN
     assert all(20000 <= port < 20000 + PORT_SPAN for port in ports)

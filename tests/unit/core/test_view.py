@@ -125,7 +125,7 @@ def test_a_digest_made_from_the_one_before_is_that_of_the_whole(history):
 
 def test_all_that_members_say_lies_outside_of_what_everybody_watches():
     records = (
-        AckRecord(3, "algo-1", "one", 1, 0, ()), StatusRecord("algo-1", "one", 3, Standing.RUNNING),
+        AckRecord(3, "algo-1", "one"), StatusRecord("algo-1", "one", 3, Standing.RUNNING),
         UploadRecord(3, 8, "algo-1", "d", ()), NodeRecord("algo-1", "one", "a", 1, 0), LeaderRecord("algo-1", "one"),
         a_generation(), RequestRecord("algo-1", "sigterm", 1.0, 2.0), OrderRecord("o", "operator", 1.0),
         CordonRecord("algo-1", "operator", 1.0), EtcdRecord(("algo-1",)),

@@ -44,7 +44,7 @@ def an_entry(failure: Failure) -> LedgerEntry:
 
 
 def an_ack(host: str, *held: tuple[int, str], **changes: object) -> AckRecord:
-    return AckRecord(3, host, f"node of {host}", 20003, held=tuple(Held(*each) for each in held), **changes)
+    return AckRecord(3, host, f"node of {host}", held=tuple(Held(*each) for each in held), **changes)
 
 
 failures = st.builds(

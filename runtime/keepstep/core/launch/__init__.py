@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from keepstep.core.job import JobSpec
 from keepstep.core.launch.multi_worker import tf_config
-from keepstep.core.records import GenerationRecord
 
 
 def plan_worker(
-    job: JobSpec, generation: GenerationRecord, rank: int, full: int = 0, batch: str = "keep_global"
+    job: JobSpec, generation: int, addresses: tuple[str, ...], rank: int, full: int = 0, batch: str = "keep_global"
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Command and additional environment of this host's worker, in a job of `full` ranks (0: all hosts) when whole.
 
-    The command starts the user's script through the worker-side bootstrap with the user's own interpreter.
+    The command starts the user's script through the worker-side bootstrap with the user's own interpreter. `addresses`
+    are those of the generation's workers in rank order.
     """
     command = (job.python, "-m", "keepstep_worker", job.script, *job.arguments)
     environment = {
-        "KEEPSTEP_GENERATION": str(generation.number),
+        "KEEPSTEP_GENERATION": str(generation),
         "KEEPSTEP_RANK": str(rank),
         "KEEPSTEP_LOCAL_RANK": "0",
-        "KEEPSTEP_WORLD_SIZE": str(len(generation.ranks)),
+        "KEEPSTEP_WORLD_SIZE": str(len(addresses)),
         "KEEPSTEP_FULL_WORLD": str(full or len(job.hosts)),
         "KEEPSTEP_BATCH": batch,
     }
     if job.strategy == "multi_worker":
-        environment["TF_CONFIG"] = tf_config(generation.ranks, rank)
+        environment["TF_CONFIG"] = tf_config(addresses, rank)
     return command, tuple(sorted(environment.items()))
