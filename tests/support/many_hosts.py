@@ -322,7 +322,7 @@ class ManyHosts:
     def world(self, generation: int) -> list[str]:
         """The hosts of a generation that was ready, in rank order."""
         found = [record for record in self.generations() if record["number"] == generation]
-        return [placement["host"] for record in found for placement in record["ranks"]]
+        return [member["host"] for record in found for member in record["members"]]
 
     def generation(self) -> int:
         """The newest generation that was ready; 0 before the first."""
