@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from itertools import compress, islice
 from operator import is_, is_not
 from typing import Annotated, Any
@@ -125,16 +126,23 @@ class Digests:
 
 
 def _sum(mapping: dict[object, object], before: object, digest: int) -> int:
-    """The digest of a mapping: the sum of its entries', made from the one before where that has the same keys first.
+    """The digest of a mapping: the sum of its entries', made from the one before by what has changed.
 
-    A mapping may have hundreds of entries, of which one is new; so what looks at all of them is not Python code.
+    A mapping may have hundreds of entries, of which one is new, and keys mostly stay in their order; so what looks at
+    all of them is not Python code where they do.
     """
-    if not isinstance(before, dict) or len(mapping) < len(before) or not all(map(is_, mapping, before)):
+    if not isinstance(before, dict):
         return sum(map(_digest, mapping.items())) % 2**64
-    changed = [*compress(mapping, map(is_not, mapping.values(), before.values())), *islice(mapping, len(before), None)]
+    gone: Iterable[object] = ()
+    if len(mapping) >= len(before) and all(map(is_, mapping, before)):
+        other = compress(mapping, map(is_not, mapping.values(), before.values()))
+        changed = [*other, *islice(mapping, len(before), None)]
+    else:
+        changed = [key for key, value in mapping.items() if before.get(key, before) is not value]
+        gone = before.keys() - mapping.keys()
     for key in changed:
         digest += _digest((key, mapping[key])) - (_digest((key, before[key])) if key in before else 0)
-    return digest % 2**64
+    return (digest - sum(_digest((key, before[key])) for key in gone)) % 2**64
 
 
 def _digest(value: object) -> int:
