@@ -1,0 +1,212 @@
+"""Which files of a folder belong together, and which of them make a complete set, by names, sizes and times alone.
+
+Whether their content is whole, `contents` says: a set that is complete here may hold a file that is being written.
+Names: TensorFlow's (`PREFIX.index`, `PREFIX.data-0000i-of-0000n`, `PREFIX.meta` of the older saver), Keras's (`.keras`,
+`.weights.h5`, `.h5`, the pair of `BackupAndRestore`), and what is passed over: SageMaker's markers, files that
+TensorFlow and Keras are still writing, and hidden ones.
+Source: the files that TensorFlow 2.21 and Keras 3.15 were seen to write; SageMaker's names from its toolkits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from keepstep.checkpoint.files.state_file import STATE_NAME, NamedCheckpoints
+
+BACKUP_WEIGHTS, BACKUP_METADATA = "latest.weights.h5", "training_metadata.json"
+KERAS_SUFFIX, WEIGHTS_SUFFIX = ".keras", ".weights.h5"
+HDF5_SUFFIXES = (".h5", ".hdf5")
+_INDEX_SUFFIX, _GRAPH_SUFFIX = ".index", ".meta"
+_SHARD = re.compile(r"(?P<prefix>.+)\.data-(?P<shard>\d{5,})-of-(?P<shards>\d{5,})")
+_IGNORED = re.compile(
+    r"""\..* | .*\.sagemaker-(?:uploading|uploaded|ignore)
+    | .*_temp | workertemp_.* | .*\.tempstate\d* | .*\.tmp[0-9a-f]{32} | checkpoint\.tmp.* | .*\.bkp""",
+    re.VERBOSE | re.DOTALL,
+)
+_WORDS = "epoch|ep|e|step|iter|iteration|batch|ckpt|cp|checkpoint"
+_NUMBER = re.compile(
+    rf"(?P<word>(?<![a-z0-9])(?:{_WORDS})[-_=:.]?)?(?<![0-9])(?<![0-9]\.)(?P<digits>\d+)(?![a-z]|\.?\d)", re.IGNORECASE
+)
+_LAST_NUMBER = re.compile(r"-(?P<digits>\d+)")
+_PART = re.compile(r"(?P<base>.+)_\d{5}\.weights\.h5")
+_DIGITS_MAX = 18
+
+
+class Kind(StrEnum):
+    """Form of a checkpoint that a script writes by itself."""
+
+    TENSORFLOW = "tensorflow"
+    KERAS = "keras"
+    WEIGHTS = "weights"
+    HDF5 = "hdf5"
+    BACKUP = "backup"
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """A regular file as a folder's listing shows it; equal where nobody wrote to it in between."""
+
+    name: str
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+
+
+@dataclass(frozen=True)
+class FileSet:
+    """Files that make a checkpoint together.
+
+    Attributes:
+        kind: their form.
+        name: TensorFlow's prefix, or the name of the only or first file.
+        files: all of them, in the order in which they were written; the `checkpoint` file is none of them, since it
+            speaks of other sets, too.
+        step: number that the name tells (TensorFlow's save counter, an epoch, ...); None where it tells none, or two.
+        is_named: the folder's `checkpoint` file names it.
+    """
+
+    kind: Kind
+    name: str
+    files: tuple[ListedFile, ...]
+    step: int | None = None
+    is_named: bool = False
+
+    @property
+    def mtime_ns(self) -> int:
+        """When any of its files was last written to, as the file system says."""
+        return max(file.mtime_ns for file in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+@dataclass
+class _Bundle:
+    """Files of one prefix: data files by how many there ought to be and number, and those that are alone."""
+
+    shards: dict[int, dict[int, ListedFile]] = field(default_factory=dict)
+    index: ListedFile | None = None
+    graph: ListedFile | None = None
+
+
+def is_ignored(name: str) -> bool:
+    """Whether a file or folder of this name is nobody's checkpoint, whatever it holds."""
+    return _IGNORED.fullmatch(name) is not None
+
+
+def is_data_file(name: str) -> bool:
+    """Whether a name is that of a bundle's data file, which TensorFlow replaces and never changes in place."""
+    return _SHARD.fullmatch(name) is not None
+
+
+def find_sets(listing: Iterable[ListedFile], state: NamedCheckpoints) -> tuple[FileSet, ...]:
+    """The complete sets of a folder, the newest last.
+
+    Sets whose names differ by their step alone are in the order of their steps, since times are of no use once
+    SageMaker has downloaded the folder; among the rest it is the time that counts.
+
+    Args:
+        listing: the regular files of one folder, in any order.
+        state: what its `checkpoint` file names.
+    """
+    files = {file.name: file for file in listing if not is_ignored(file.name) and file.name != STATE_NAME}
+    found = [*_bundles(files, state), *_backup(files), *_single(files)]
+    newest: dict[tuple[Kind, str], int] = {}
+    for each in found:
+        newest[_family(each)] = max(newest.get(_family(each), 0), each.mtime_ns)
+
+    def order(each: FileSet) -> tuple[object, ...]:
+        family = _family(each)
+        is_latest = each.kind is Kind.TENSORFLOW and each.name == state.latest
+        return newest[family], family, is_latest, -1 if each.step is None else each.step, each.mtime_ns
+
+    return tuple(sorted(found, key=order))
+
+
+def parse_step(kind: Kind, name: str) -> int | None:
+    """Number of the step or epoch that a set's name tells: `ckpt-123`, `model.05-0.21.keras`, `epoch=7-loss=0.3.h5`.
+
+    TensorFlow puts it last, behind a hyphen. Elsewhere a number counts that follows a word such as `epoch`, or that is
+    the only one; parts of decimal fractions and of words (`resnet50`) are none.
+    """
+    place = _step_place(kind, name)
+    return None if place is None else int(name[slice(*place)])
+
+
+def _step_place(kind: Kind, name: str) -> tuple[int, int] | None:
+    stem = _stem(kind, name)
+    if kind is Kind.TENSORFLOW:
+        last = stem.rfind("-")
+        counted = _LAST_NUMBER.fullmatch(stem, last) if last > 0 else None
+        if counted is not None:
+            return counted.span("digits") if len(counted["digits"]) <= _DIGITS_MAX else None
+    numbers = [each for each in _NUMBER.finditer(stem) if len(each["digits"]) <= _DIGITS_MAX]
+    told = [each for each in numbers if each["word"] is not None]
+    told = told or [each for each in numbers if not stem[: each.start("digits")][-1:].isalpha()]
+    return told[0].span("digits") if len(told) == 1 else None
+
+
+def _stem(kind: Kind, name: str) -> str:
+    suffixes = {Kind.KERAS: (KERAS_SUFFIX,), Kind.WEIGHTS: (WEIGHTS_SUFFIX,), Kind.HDF5: HDF5_SUFFIXES}.get(kind, ())
+    for suffix in suffixes:
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _family(each: FileSet) -> tuple[Kind, str]:
+    """What the sets of one writer have in common: the name without the step."""
+    place = _step_place(each.kind, each.name)
+    return each.kind, each.name if place is None else f"{each.name[: place[0]]}#"
+
+
+def _bundles(files: Mapping[str, ListedFile], state: NamedCheckpoints) -> Iterable[FileSet]:
+    found: dict[str, _Bundle] = {}
+    for name, file in files.items():
+        shard = _SHARD.fullmatch(name)
+        if shard is not None:
+            bundle = found.setdefault(shard["prefix"], _Bundle())
+            bundle.shards.setdefault(int(shard["shards"]), {})[int(shard["shard"])] = file
+        elif name.endswith(_INDEX_SUFFIX):
+            found.setdefault(name.removesuffix(_INDEX_SUFFIX), _Bundle()).index = file
+        elif name.endswith(_GRAPH_SUFFIX):
+            found.setdefault(name.removesuffix(_GRAPH_SUFFIX), _Bundle()).graph = file
+    for prefix, bundle in found.items():
+        whole = [shards for count, shards in bundle.shards.items() if set(shards) == set(range(count))]
+        if bundle.index is None or not whole:
+            continue
+        # a save of another number of data files leaves those of the one before it in place
+        shards = max(whole, key=lambda shards: max(file.mtime_ns for file in shards.values()))
+        members = (*(shards[number] for number in sorted(shards)), bundle.index)
+        members += (bundle.graph,) if bundle.graph is not None else ()
+        step = parse_step(Kind.TENSORFLOW, prefix)
+        yield FileSet(Kind.TENSORFLOW, prefix, members, step, prefix in state.prefixes)
+
+
+def _backup(files: Mapping[str, ListedFile]) -> Iterable[FileSet]:
+    weights, metadata = files.get(BACKUP_WEIGHTS), files.get(BACKUP_METADATA)
+    if weights is not None and metadata is not None and weights.mtime_ns <= metadata.mtime_ns:
+        yield FileSet(Kind.BACKUP, BACKUP_WEIGHTS, (weights, metadata))
+
+
+def _single(files: Mapping[str, ListedFile]) -> Iterable[FileSet]:
+    for name, file in files.items():
+        if name == BACKUP_WEIGHTS and BACKUP_METADATA in files:
+            continue  # the metadata of the last save beside the weights of this one are no checkpoint
+        part = _PART.fullmatch(name)
+        if part is not None and f"{part['base']}.weights.json" in files:
+            continue  # Keras's weights in several files: only that file's content says which they are
+        kind = _single_kind(name)
+        if kind is not None:
+            yield FileSet(kind, name, (file,), parse_step(kind, name))
+
+
+def _single_kind(name: str) -> Kind | None:
+    if name.endswith(KERAS_SUFFIX):
+        return Kind.KERAS
+    if name.endswith(WEIGHTS_SUFFIX):
+        return Kind.WEIGHTS
+    return Kind.HDF5 if name.endswith(HDF5_SUFFIXES) else None

@@ -1,0 +1,61 @@
+"""TensorFlow's `checkpoint` file, which names the checkpoints of its folder and the latest of them.
+
+Source: TensorFlow's `CheckpointState` message in text form, as `tf.train.CheckpointManager` and `Checkpoint.save` write
+it: one field a line, strings escaped as in C.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+STATE_NAME = "checkpoint"
+STATE_BYTES_MAX = 1 << 20
+
+_FIELD = re.compile(
+    r'^\s*(model_checkpoint_path|all_model_checkpoint_paths)\s*:\s*"((?:[^"\\]|\\.)*)"\s*$', re.MULTILINE
+)
+_ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))", re.DOTALL)
+_ESCAPED = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
+_PLAIN = frozenset(range(0x20, 0x7F)) - set(b'"\\')
+
+
+@dataclass(frozen=True)
+class NamedCheckpoints:
+    """Prefixes that a state file names, without their folders."""
+
+    latest: str = ""
+    """Empty where it names none."""
+    prefixes: frozenset[str] = frozenset()
+
+
+def parse_state(text: str) -> NamedCheckpoints:
+    """Read a state file; of what is none, nothing is found."""
+    latest, prefixes = "", set()
+    for field, value in _FIELD.findall(text):
+        prefix = _unescaped(value).rpartition("/")[2]
+        prefixes.add(prefix)
+        if field == "model_checkpoint_path":
+            latest = prefix
+    return NamedCheckpoints(latest, frozenset(prefixes - {""}))
+
+
+def format_state(prefix: str) -> str:
+    """The state file of a folder that holds this checkpoint alone."""
+    path = _escaped(prefix)
+    return f'model_checkpoint_path: "{path}"\nall_model_checkpoint_paths: "{path}"\n'
+
+
+def _unescaped(value: str) -> str:
+    def plain(found: re.Match[bytes]) -> bytes:
+        octal, hexadecimal, other = found.groups()
+        if other is not None:
+            return _ESCAPED.get(other, other)
+        return bytes([int(octal, 8) & 0xFF if octal is not None else int(hexadecimal, 16)])
+
+    return _ESCAPE.sub(plain, value.encode()).decode("utf-8", "surrogateescape")
+
+
+def _escaped(value: str) -> str:
+    data = value.encode("utf-8", "surrogateescape")
+    return "".join(chr(byte) if byte in _PLAIN else f"\\{byte:03o}" for byte in data)
