@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from keepstep.checkpoint.digests import ShortSlab, crc32c, file_chunks
+from keepstep.checkpoint.digests import CHUNK_BYTES, ShortSlab, crc32c, file_chunks
 from keepstep.checkpoint.files.table import mask, parse_table
 from keepstep.checkpoint.files.unfit import UnfitFile
 from keepstep.checkpoint.files.wire import MalformedWire, Value, parse_fields, parse_varint, signed
@@ -202,6 +202,8 @@ def _tensor_crc(fd: int, tensor: BundledTensor, file: str) -> int:
         raise UnfitFile(file, str(error), f"{tensor.size_bytes} bytes of {tensor.name}") from error
     except MalformedWire as error:
         raise UnfitFile(file, str(error), f"the {values} values of {tensor.name}") from error
+    except OSError as error:
+        raise UnfitFile(file, f"{error.strerror}", f"the values of {tensor.name}") from error
     if end != tensor.offset + tensor.size_bytes:
         raise UnfitFile(file, f"{tensor.name} ends at byte {end}", f"{tensor.offset + tensor.size_bytes}")
     return crc
@@ -212,11 +214,13 @@ def _strings_crc(fd: int, at: int, stop: int, values: int) -> tuple[int, int]:
 
     In the file the lengths are varints.
     """
-    crc, total = 0, 0
+    crc, total, fixed = 0, 0, bytearray()
     for size_bytes, end in _lengths(fd, at, stop, values):
-        crc = crc32c(size_bytes.to_bytes(4 if size_bytes < 1 << 32 else 8, "little"), crc)
+        fixed += size_bytes.to_bytes(4 if size_bytes < 1 << 32 else 8, "little")
         total, at = total + size_bytes, end
-    crc = _own_crc(fd, at, crc)
+        if len(fixed) >= CHUNK_BYTES:
+            crc, fixed = crc32c(bytes(fixed), crc), bytearray()
+    crc = _own_crc(fd, at, crc32c(bytes(fixed), crc))
     if at + 4 + total > stop:
         raise MalformedWire(f"strings of {total} bytes at byte {at + 4}, beyond byte {stop}")
     return _crc_of(fd, at + 4, total, crc), at + 4 + total

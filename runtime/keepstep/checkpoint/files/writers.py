@@ -45,17 +45,24 @@ def writing(path: Path, proc: Path = Path("/proc")) -> Writing:
         proc: where processes are looked through if no lease is given.
 
     Raises:
+        ChangingFile: it is not there.
         UnfitFile: it can not be opened.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        raise UnfitFile(path, f"{error.strerror}", "a file that can be read") from error
+    fd = _open(path)
     try:
         leased = _ask_lease(fd)
         return _ask_processes(os.fstat(fd), proc) if leased is Writing.UNKNOWN else leased
     finally:
         os.close(fd)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError as error:
+        raise ChangingFile(path, f"{error.strerror}", "the file that was listed") from error
+    except OSError as error:
+        raise UnfitFile(path, f"{error.strerror}", "a file that can be read") from error
 
 
 def _ask_lease(fd: int) -> Writing:
@@ -74,9 +81,11 @@ def _ask_lease(fd: int) -> Writing:
 def _ask_processes(status: os.stat_result, proc: Path) -> Writing:
     """Look through the open files of all processes that may be looked at."""
     all_seen = True
-    for process in proc.iterdir():
-        if not process.name.isdecimal():
-            continue
+    try:
+        processes = [proc / name for name in os.listdir(proc) if name.isdecimal()]
+    except OSError:
+        return Writing.UNKNOWN
+    for process in processes:
         try:
             descriptors = os.listdir(process / "fd")
         except (FileNotFoundError, ProcessLookupError):
@@ -127,12 +136,19 @@ def capture(folder: Path, found: FileSet, target: Path) -> None:
                 _take(folder / file.name, file, target / file.name, found.kind)
             for file in found.files:
                 _check_unchanged(folder / file.name, file)
-            check_set(target, found)
+            _check_copy(folder, found, target)
             if found.is_named:
                 (target / STATE_NAME).write_text(format_state(found.name), encoding="ascii")
         except OSError as error:
             raise UnfitFile(target, f"{error.strerror or error}", "the copy of a set") from error
         undo.pop_all()
+
+
+def _check_copy(folder: Path, found: FileSet, target: Path) -> None:
+    try:
+        check_set(target, found)
+    except UnfitFile as error:  # told of the original, since the copy goes away
+        raise UnfitFile(folder / Path(error.file).relative_to(target), error.found, error.wanted) from error
 
 
 def _take(source: Path, file: ListedFile, target: Path, kind: Kind) -> None:
@@ -141,10 +157,7 @@ def _take(source: Path, file: ListedFile, target: Path, kind: Kind) -> None:
         return
     if writing(source) is Writing.SOMEBODY:
         raise ChangingFile(source, "a process that has it open for writing", "none")
-    try:
-        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        raise ChangingFile(source, f"{error.strerror}", "the file that was listed") from error
+    fd = _open(source)
     try:
         _compare(source, file, os.fstat(fd))
         _copy(fd, target, file.size_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -162,6 +163,16 @@ def test_missing_and_short_data_files_are_found(tmp_path: Path) -> None:
     for check in (lambda: check_bundle(folder, "model.ckpt-40"), lambda: check_tensors(folder, "model.ckpt-40", index)):
         with pytest.raises(UnfitFile, match="00002-of-00003: No such file"):
             check()
+
+
+def test_a_disk_that_can_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    index = check_bundle(GOLDEN / "managed", "ckpt-1")
+    monkeypatch.setattr(os, "pread", broken)
+    with pytest.raises(UnfitFile, match=r"00000-of-00001: Input/output error; wanted: the values of "):
+        check_tensors(GOLDEN / "managed", "ckpt-1", index)
 
 
 def test_a_missing_index_is_found(tmp_path: Path) -> None:
