@@ -17,6 +17,7 @@ from keepstep.ports import (
     Coordinator,
     CoordinatorRefused,
     CoordinatorUnavailable,
+    KeyEvent,
     KeyWatch,
     LeaseGone,
     Span,
@@ -156,17 +157,19 @@ class Coordination:
         self._changes = changes = self._coordinator.watch(self.prefix, revision, span)
         try:
             async for batch in changes:
-                for change in batch:
-                    key = change.key.removeprefix(self.prefix)
-                    if change.value is None:
-                        self._post(e.RecordGone(key, change.revision))
-                        continue
-                    record = self._decode(change.key, change.value)
-                    if record is not None:
-                        self._post(e.RecordSeen(record, change.revision))
+                told = [event for change in batch if (event := self._event(change)) is not None]
+                if told:
+                    self._post(told[0] if len(told) == 1 else e.RecordsChanged(tuple(told)))
         finally:
             self._changes = None
             await changes.aclose()
+
+    def _event(self, change: KeyEvent) -> e.RecordSeen | e.RecordGone | None:
+        """What has changed, where it is understood."""
+        if change.value is None:
+            return e.RecordGone(change.key.removeprefix(self.prefix), change.revision)
+        record = self._decode(change.key, change.value)
+        return None if record is None else e.RecordSeen(record, change.revision)
 
     def _decode(self, key: str, value: str) -> Record | None:
         try:

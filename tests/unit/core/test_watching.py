@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core import cluster
-from keepstep.core.events import ClusterRead, RecordGone, RecordPut, RecordSeen
-from keepstep.core.records import LeaderRecord, NodeRecord
+from keepstep.core.decide import decide
+from keepstep.core.events import ClusterRead, RecordGone, RecordPut, RecordsChanged, RecordSeen
+from keepstep.core.records import LeaderRecord, NodeRecord, Standing, StatusRecord
 from keepstep.core.state import Turn
 from tests.unit.core.values import a_generation, a_turn
 
@@ -57,3 +58,26 @@ def test_a_watch_that_tells_its_past_again_changes_nothing(history, repeated):
     for event in (*events, *events[:repeated]):
         (cluster.on_record_seen if isinstance(event, RecordSeen) else cluster.on_record_gone)(turn, event)
     assert known(turn) == ({"algo-1"} if history[-1] == "put" else set())
+
+
+CHANGES = [
+    *(NodeRecord(host, node, "10.0.0.1", 1) for host in ("algo-1", "algo-2") for node in ("one", "two")),
+    *(StatusRecord("algo-2", "two", 3, Standing.RUNNING, step=step) for step in (1, 2)),
+    LeaderRecord("algo-2", "two"),
+    *(a_generation(number=number) for number in (4, 5)),
+]
+
+
+@given(st.lists(st.tuples(st.sampled_from(CHANGES), st.booleans()), min_size=1, max_size=8))
+def test_changes_told_together_are_known_as_if_told_one_by_one(history):
+    changes = tuple(
+        RecordGone(record.key, revision) if gone else RecordSeen(record, revision)
+        for revision, (record, gone) in enumerate(history, start=1)
+    )
+    one_by_one = a_turn()
+    for change in changes:
+        (cluster.on_record_seen if isinstance(change, RecordSeen) else cluster.on_record_gone)(one_by_one, change)
+    before = a_turn().state
+    together = decide(before, RecordsChanged(changes), 1_000.0).state
+    assert together.cluster == one_by_one.state.cluster
+    assert (together.sighted, together.absent) == (one_by_one.state.sighted, one_by_one.state.absent)
