@@ -19,7 +19,7 @@ class PostImport(importlib.abc.MetaPathFinder):
     """A finder that finds nothing itself: it lets the others find, and wraps what loads the modules waited for."""
 
     def __init__(self, callbacks: dict[str, Callback], large: Collection[str] = ()) -> None:
-        """Wait for the modules named in `callbacks`; have those named in `large` imported without garbage collection."""
+        """Wait for the modules named in `callbacks`; import those named in `large` without garbage collection."""
         self._waiting = dict(callbacks)
         self._large = set(large)
 
@@ -75,8 +75,8 @@ class _Loader(importlib.abc.Loader):
 def _collector_at_rest() -> Iterator[None]:
     """No collection meanwhile, and none later of what is there by then.
 
-    What a large package makes while it is imported stays; with TensorFlow 2.21, looking through it again and again is an
-    eighth of the time of the import and of the first `fit`.
+    What a large package makes while it is imported stays; with TensorFlow 2.21, looking through it again and again is
+    an eighth of the time of the import and of the first `fit`.
     """
     if not gc.isenabled():
         yield

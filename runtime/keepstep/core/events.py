@@ -340,9 +340,9 @@ class TimerFired:
 
 
 Event = (
-    AgentStarted | LeaseGranted | LeaseRenewed | LeaseLost | ClusterRead | RecordSeen | RecordGone
-    | RecordsChanged | RecordPut | PutRefused | OperationFailed | WorkerStarted | WorkerHello | WorkerJoined | WorkerRestored | FirstStepCompleted
-    | StepsSampled | LayoutAnnounced | SnapshotSealed | SnapshotVerified | SnapshotBad
+    AgentStarted | LeaseGranted | LeaseRenewed | LeaseLost | ClusterRead | RecordSeen | RecordGone | RecordsChanged
+    | RecordPut | PutRefused | OperationFailed | WorkerStarted | WorkerHello | WorkerJoined | WorkerRestored
+    | FirstStepCompleted | StepsSampled | LayoutAnnounced | SnapshotSealed | SnapshotVerified | SnapshotBad
     | SnapshotUploaded | ReplicasCompared | CheckpointCommitted | CommitRefused | HeadRead | StoreRefused
     | SnapshotFetched | CheckpointCorrupt | EtcdJoined | EnteredSampled | WorkerExited | InterruptionNoticed
     | TimerFired
