@@ -17,9 +17,7 @@ def changes(first: int, last: int) -> list[KeyEvent]:
 async def watch_of(*told: list[KeyEvent]) -> EtcdWatch:
     """A watch that has heard this, as its thread would hand it over, and that nobody has asked yet."""
     watch = EtcdWatch(None, {}, 0, ("marker", None))  # type: ignore[arg-type]
-    for events in told:
-        watch._deliver(events)
-    await asyncio.sleep(0)
+    await asyncio.to_thread(lambda: [watch._deliver(events) for events in told])
     return watch
 
 
