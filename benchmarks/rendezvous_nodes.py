@@ -72,8 +72,8 @@ class Node:
         leader = self.supervisor.state.cluster.leader
         if leader is not None and leader.record.host == self.host:
             for change in event.changes if isinstance(event, e.RecordsChanged) else (event,):
-                if isinstance(change, e.RecordGone) and change.key.startswith("nodes/"):
-                    tell(what="gone", host=change.key.removeprefix("nodes/"))
+                if isinstance(change, e.RecordGone) and change.key.startswith("alive/"):
+                    tell(what="gone", host=change.key.removeprefix("alive/"))
         self.supervisor.post(event)
 
     def _perform(self, action: a.Action) -> None:

@@ -12,7 +12,7 @@ from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.codec import Undecodable, decode_record, encode_record
 from keepstep.core.events import Event
-from keepstep.core.records import LEASED, NOT_OF_MEMBERS, Record
+from keepstep.core.records import LEASED, NOT_OF_NODES, Record
 from keepstep.ports import (
     Coordinator,
     CoordinatorRefused,
@@ -47,7 +47,7 @@ class Coordination:
     ) -> None:
         self._coordinator, self._clock, self._post, self._log = coordinator, clock, post, log
         self.prefix = prefix_of(job)
-        self._span: Span | None = NOT_OF_MEMBERS
+        self._span: Span | None = NOT_OF_NODES
         self._changes: KeyWatch | None = None
         self._held: int | None = None
         self._finished = False

@@ -33,7 +33,7 @@ from keepstep.errors import ExitCode
 
 def initial_state(job: JobSpec, policy: Policy, now: float) -> State:
     """What a node knows before its first event; `now` in unix seconds on its own clock."""
-    return State(job, policy, now, absent=dict.fromkeys(job.hosts, now))
+    return State(job, policy, now)
 
 
 def decide(state: State, event: e.Event, now: float) -> Decision:

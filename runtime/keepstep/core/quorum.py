@@ -33,7 +33,7 @@ def keep_members(turn: Turn) -> None:
         turn.do(UseEtcd(record.hosts), Reason.ETCD_MEMBERS, ", ".join(record.hosts))
     if record.joining == state.job.host and turn.has_lease:
         turn.attempt(JoinEtcd("etcd", record.leaving, record.hosts), Reason.ETCD_JOINS, f"for {record.leaving}")
-    elif turn.leads:
+    elif turn.leads and state.cluster.whole:
         _replace(turn, record)
 
 

@@ -10,7 +10,7 @@ from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.decide import decide, initial_state
 from keepstep.core.job import JobSpec
-from keepstep.core.records import OF_MEMBERS_KEYS, Phase, Record
+from keepstep.core.records import OF_NODES_KEYS, Phase, Record
 from keepstep.core.state import State
 from keepstep.simulation.shelf import Shelf
 from keepstep.simulation.uploader import SimUploader
@@ -334,7 +334,7 @@ class SimHost:
         world.clock.after(world.latency_s(self.random), read)
 
     def _watches(self, key: str) -> bool:
-        return self.watches_all or not key.startswith(OF_MEMBERS_KEYS)
+        return self.watches_all or not key.startswith(OF_NODES_KEYS)
 
     def _watched(self, key: str, record: Record | None, revision: int) -> None:
         if self.state is None or self._incarnation != self.world.coordinator.incarnation or not self._watches(key):

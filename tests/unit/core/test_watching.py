@@ -22,21 +22,21 @@ def known(turn: Turn) -> set[str]:
 def test_a_puts_answer_after_the_records_end_does_not_bring_it_back():
     turn = a_turn()
     cluster.on_cluster_read(turn, ClusterRead(()))
-    cluster.on_record_gone(turn, RecordGone("nodes/algo-1", 10))
-    cluster.on_record_put(turn, RecordPut("put:nodes/algo-1", NODE, 9))
+    cluster.on_record_gone(turn, RecordGone("alive/algo-1", 10))
+    cluster.on_record_put(turn, RecordPut("put:alive/algo-1", NODE, 9))
     assert known(turn) == set()
 
 
 def test_a_puts_answer_before_the_watch_is_believed():
     turn = a_turn()
     cluster.on_cluster_read(turn, ClusterRead(((LeaderRecord("algo-2", "two"), 5),)))
-    cluster.on_record_put(turn, RecordPut("put:nodes/algo-1", NODE, 9))
+    cluster.on_record_put(turn, RecordPut("put:alive/algo-1", NODE, 9))
     assert known(turn) == {"algo-1"}
 
 
 def test_a_puts_answer_hides_nothing_that_the_watch_has_yet_to_tell():
     turn = a_turn()
-    cluster.on_record_put(turn, RecordPut("put:nodes/algo-1", NODE, 9))
+    cluster.on_record_put(turn, RecordPut("put:alive/algo-1", NODE, 9))
     cluster.on_record_seen(turn, RecordSeen(LeaderRecord("algo-2", "two"), 8))
     assert turn.state.cluster.leader is not None
 
@@ -52,7 +52,7 @@ def test_an_older_generation_at_a_newer_revision_is_dropped():
 def test_a_watch_that_tells_its_past_again_changes_nothing(history, repeated):
     turn = a_turn()
     events = [
-        RecordSeen(NODE, revision) if what == "put" else RecordGone("nodes/algo-1", revision)
+        RecordSeen(NODE, revision) if what == "put" else RecordGone("alive/algo-1", revision)
         for revision, what in enumerate(history, start=1)
     ]
     for event in (*events, *events[:repeated]):
