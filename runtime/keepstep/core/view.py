@@ -118,15 +118,9 @@ def with_upload(cluster: Cluster, key: str, seen: Seen[UploadRecord] | None) -> 
 def with_generation(cluster: Cluster, seen: Seen[GenerationRecord] | None) -> Cluster:
     """The generation changed, or went (None); what was said in older ones is let go."""
     known = cluster.generation
-    if (
-        seen is None
-        or known is None
-        or (known.record.number, known.record.members)
-        != (
-            seen.record.number,
-            seen.record.members,
-        )
-    ):
+    if seen is None or known is None or seen.record.number != known.record.number:
+        return _with_another(cluster, seen)
+    if seen.record.members != known.record.members:
         return _with_another(cluster, seen)
     return evolve(cluster, generation=seen)
 
