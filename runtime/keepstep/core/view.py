@@ -118,11 +118,10 @@ def with_upload(cluster: Cluster, key: str, seen: Seen[UploadRecord] | None) -> 
 def with_generation(cluster: Cluster, seen: Seen[GenerationRecord] | None) -> Cluster:
     """The generation changed, or went (None); what was said in older ones is let go."""
     known = cluster.generation
-    if seen is None or known is None or seen.record.number != known.record.number:
-        return _with_another(cluster, seen)
-    if seen.record.members != known.record.members:
-        return _with_another(cluster, seen)
-    return evolve(cluster, generation=seen)
+    if seen is not None and known is not None and seen.record.number == known.record.number:
+        if seen.record.members == known.record.members:
+            return evolve(cluster, generation=seen)
+    return _with_another(cluster, seen)
 
 
 def _with_another(cluster: Cluster, seen: Seen[GenerationRecord] | None) -> Cluster:
