@@ -70,11 +70,9 @@ lint: venv
 check: venv lint
 	$(PY) -m pytest tests/house tests/unit tests/scenarios tests/simulation -n $(JOBS)
 
-# The interruptions come last and alone: how soon a container exits is part of what they show.
 test: check venv-tf etcd nets
 	$(PY) -m pytest tests/conformance tests/integration -n $(JOBS)
-	$(PY) -m pytest tests/e2e -m "not hosts" --ignore tests/e2e/test_interruption.py -n $(JOBS) --dist loadfile
-	$(PY) -m pytest tests/e2e/test_interruption.py
+	$(PY) -m pytest tests/e2e -m "not hosts" -n $(JOBS) --dist worksteal
 	$(MAKE) wheels
 
 # Many hosts and their networks, with a stand-in for the training, and a minute of the soak.

@@ -55,7 +55,7 @@ class Node:
         self.state: State = initial_state(job, Policy(), self.now)
         self.generation = GenerationRecord(
             number=1, phase=Phase.FORMING if forms else Phase.READY, leader=self.names[0], run="run", snapshot_every=8,
-            members=tuple(Member(name, name) for name in self.names), save_step=0 if forms else 4096,
+            members=tuple(Member(name, name, "10.0.0.1", 20000) for name in self.names), save_step=0 if forms else 4096,
         )  # fmt: skip
         self.gives(e.AgentStarted((), (), 0))
         self.gives(e.LeaseGranted(LEASE, self.now + 5.0))
@@ -66,7 +66,8 @@ class Node:
             self.gives(e.WorkerJoined(self.worker, "loop"))
 
     def _read(self, leads: bool, forms: bool) -> e.ClusterRead:
-        records: list[Record] = [NodeRecord(name, name, "10.0.0.1", LEASE, 0) for name in self.names]
+        known = self.names if leads else [self.name]
+        records: list[Record] = [NodeRecord(name, name, "10.0.0.1", LEASE, 0) for name in known]
         records += [LeaderRecord(self.names[0], self.names[0], LEASE), self.generation]
         if leads and not forms:
             records += [StatusRecord(name, name, 1, Standing.RUNNING) for name in self.names]
@@ -121,13 +122,13 @@ KINDS: dict[str, tuple[bool, bool, Callable[[Node], e.Event]]] = {
     "leader: lease renewed": (True, False, Node.lease),
     "leader: own steps sampled": (True, False, Node.steps),
     "leader: timer": (True, False, Node.timer),
+    "leader: a node's record": (True, False, Node.node),
     "leader: a member's status": (True, False, Node.status),
     "leader: a member's upload": (True, False, Node.upload),
     "leader: a member's acknowledgement": (True, True, Node.ack),
     "member: lease renewed": (False, False, Node.lease),
     "member: own steps sampled": (False, False, Node.steps),
     "member: timer": (False, False, Node.timer),
-    "member: another node's record": (False, False, Node.node),
 }
 
 

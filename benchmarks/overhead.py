@@ -254,7 +254,7 @@ def report(steps: dict[str, Any], hosts: dict[str, Any], load: tuple[float, floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", type=Path, required=True, help="an interpreter with TensorFlow and scikit-learn")
+    parser.add_argument("--python", type=Path, required=True, help="an interpreter with TensorFlow")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench-overhead")
     parser.add_argument("--pairs", type=int, default=24, help="blocks with instrumentation, and as many without")
     parser.add_argument("--block", type=int, default=100, help="steps in a block")

@@ -69,10 +69,11 @@ class Node:
             tell(what="failed", host=self.host, error=repr(task.exception()))
 
     def _post(self, event: e.Event) -> None:
-        if isinstance(event, e.RecordGone) and event.key.startswith("nodes/"):
-            leader = self.supervisor.state.cluster.leader
-            if leader is not None and leader.record.host == self.host:
-                tell(what="gone", host=event.key.removeprefix("nodes/"))
+        leader = self.supervisor.state.cluster.leader
+        if leader is not None and leader.record.host == self.host:
+            for change in event.changes if isinstance(event, e.RecordsChanged) else (event,):
+                if isinstance(change, e.RecordGone) and change.key.startswith("alive/"):
+                    tell(what="gone", host=change.key.removeprefix("alive/"))
         self.supervisor.post(event)
 
     def _perform(self, action: a.Action) -> None:

@@ -79,9 +79,10 @@ def _instrument() -> None:
 
         return call
 
-    hook.PostImport(
-        {target: install(name) for target, name in _INSTRUMENTED.items() if importlib.util.find_spec(name) is not None}
-    ).install()
+    installers = {
+        target: install(name) for target, name in _INSTRUMENTED.items() if importlib.util.find_spec(name) is not None
+    }
+    hook.PostImport(installers, large=["tensorflow"]).install()
 
 
 def _run(script: str) -> None:

@@ -13,7 +13,7 @@ from tests.support.etcd import EtcdServer
 from tests.support.local_run import LocalRun, differences
 from tests.support.proxy import TcpProxy
 
-SCRIPTS = {"loop.py": (80, "--steps=80"), "fit.py": (72, "--epochs=6")}
+SCRIPTS = {"loop.py": (80, "--steps=80"), "fit.py": (80, "--epochs=2")}
 """The last step of each, and what makes it so."""
 SNAPSHOTS = ("--set", "checkpoint.snapshot_every=4 steps", "--set", "checkpoint.every=8 steps")
 CUT_S = 2.0

@@ -21,7 +21,7 @@ BEFORE_FIRST_STEP_S = 5.0
 # each script: arguments of a run that goes on until it is told to stop, of one that reaches the last step, that step
 SCRIPTS = {
     "loop.py": (("--steps=240", "--pause=0.05"), ("--steps=240", "--pause=0"), 240),
-    "fit.py": (("--epochs=20", "--pause=0.05"), ("--epochs=20", "--pause=0"), 240),
+    "fit.py": (("--epochs=6", "--pause=0.05"), ("--epochs=6", "--pause=0"), 240),
 }
 OPTIONS = ("--set", "checkpoint.every=6 steps", "--set", "checkpoint.snapshot_every=3 steps")
 MOMENTS = {
@@ -136,7 +136,25 @@ class Chain:
         return run
 
 
-def interrupted_again_and_again(folder: Path, script: str, moments: list[str], *options: str) -> None:
+Results = dict[str, dict[str, bytes]]
+
+
+@pytest.fixture(scope="module", params=list(SCRIPTS))
+def script(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(script: str, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What each rank ends with where nothing happens."""
+    with LocalRun(tmp_path_factory.mktemp("undisturbed"), script, SCRIPTS[script][1], OPTIONS) as run:
+        assert run.wait() == 0, run.told()
+    return run.results()
+
+
+def interrupted_again_and_again(
+    folder: Path, script: str, moments: list[str], undisturbed: Results, *options: str
+) -> None:
     chain = Chain(folder, script, *options)
     draw = random.Random(script)
     for moment in moments:
@@ -147,17 +165,15 @@ def interrupted_again_and_again(folder: Path, script: str, moments: list[str], *
     last = chain.finish()
     assert {event["step"] for event in last.events("first_step_completed")} == {reached + 1}
     assert read_head(chain.store).step == last_step
-    with LocalRun(folder / "undisturbed", script, SCRIPTS[script][1], OPTIONS) as whole:
-        assert whole.wait() == 0, whole.told()
-    assert [name for name in differences(last.results(), whole.results()) if ":history/" not in name] == []
+    assert [name for name in differences(last.results(), undisturbed) if ":history/" not in name] == []
 
 
-@pytest.mark.parametrize("script", list(SCRIPTS))
-def test_interrupted_at_any_moment_it_goes_on_from_the_step_it_saved(script: str, tmp_path: Path) -> None:
-    interrupted_again_and_again(tmp_path, script, MOMENTS[script])
+def test_interrupted_at_any_moment_it_goes_on_from_the_step_it_saved(
+    script: str, undisturbed: Results, tmp_path: Path
+) -> None:
+    interrupted_again_and_again(tmp_path, script, MOMENTS[script], undisturbed)
 
 
 @pytest.mark.skipif(not can_unshare(), reason="needs the right to make PID namespaces")
-@pytest.mark.parametrize("script", list(SCRIPTS))
-def test_the_same_where_keepstep_is_pid_1(script: str, tmp_path: Path) -> None:
-    interrupted_again_and_again(tmp_path, script, IN_A_NAMESPACE[script], "--wrap", NAMESPACE)
+def test_the_same_where_keepstep_is_pid_1(script: str, undisturbed: Results, tmp_path: Path) -> None:
+    interrupted_again_and_again(tmp_path, script, IN_A_NAMESPACE[script], undisturbed, "--wrap", NAMESPACE)

@@ -84,8 +84,8 @@ def new_world(run: ManyHosts, hosts: set[str], *, after: int) -> int:
 
 
 def lost_to_others(run: ManyHosts, host: str) -> bool:
-    """Whether another host has seen this one's record vanish."""
-    return any(turn.host != host and turn.event["key"] == f"nodes/{host}" for turn in run.events("record_gone"))
+    """Whether another host, which leads then, goes on without this one."""
+    return any(turn.host != host and "node_lost" in turn.reasons for turn in run.turns())
 
 
 def gone_before(run: ManyHosts, host: str, older: int, newer: int) -> bool:

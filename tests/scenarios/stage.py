@@ -15,7 +15,7 @@ from keepstep.core.decide import decide, initial_state
 from keepstep.core.job import JobSpec, first_etcd_hosts
 from keepstep.core.records import (
     LEASED,
-    OF_MEMBERS_KEYS,
+    OF_NODES_KEYS,
     CordonRecord,
     EtcdRecord,
     GenerationRecord,
@@ -89,7 +89,7 @@ class Stage:
 
     def watches(self, key: str) -> bool:
         """Whether the node's watch tells of this key."""
-        return self.watches_all or not key.startswith(OF_MEMBERS_KEYS)
+        return self.watches_all or not key.startswith(OF_NODES_KEYS)
 
     def _read(self) -> e.ClusterRead:
         found = tuple(each for key, each in self.records.items() if self.watches(key))

@@ -22,6 +22,8 @@ def tell_event(event: e.Event) -> str:
             return f"{event.kind} {tell_record(event.record)}"
         case e.RecordGone():
             return f"{event.kind} {event.key}"
+        case e.RecordsChanged():
+            return f"{event.kind} {', '.join(tell_event(change) for change in event.changes)}"
         case e.OperationFailed() | e.StoreRefused() | e.PutRefused():
             return f"{event.kind} {event.operation}"
         case e.SnapshotSealed():

@@ -87,7 +87,9 @@ class Life:
     def _take(self, line: dict[str, Any]) -> None:
         if "event" in line:
             reasons = tuple(reason for reason, _ in line["notes"])
-            self.turns.append(Turn(self.host, self.number, line["now"], line["event"], reasons, tuple(line["actions"])))
+            *others, last = line["event"].get("changes", [line["event"]])  # told together: the turn came after the last
+            self.turns += [Turn(self.host, self.number, line["now"], event, (), ()) for event in others]
+            self.turns.append(Turn(self.host, self.number, line["now"], last, reasons, tuple(line["actions"])))
 
     def log(self) -> str:
         path = self.folder / "log.txt"

@@ -12,11 +12,12 @@ from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.codec import Undecodable, decode_record, encode_record
 from keepstep.core.events import Event
-from keepstep.core.records import LEASED, NOT_OF_MEMBERS, Record
+from keepstep.core.records import LEASED, NOT_OF_NODES, Record
 from keepstep.ports import (
     Coordinator,
     CoordinatorRefused,
     CoordinatorUnavailable,
+    KeyEvent,
     KeyWatch,
     LeaseGone,
     Span,
@@ -46,7 +47,7 @@ class Coordination:
     ) -> None:
         self._coordinator, self._clock, self._post, self._log = coordinator, clock, post, log
         self.prefix = prefix_of(job)
-        self._span: Span | None = NOT_OF_MEMBERS
+        self._span: Span | None = NOT_OF_NODES
         self._changes: KeyWatch | None = None
         self._held: int | None = None
         self._finished = False
@@ -156,17 +157,19 @@ class Coordination:
         self._changes = changes = self._coordinator.watch(self.prefix, revision, span)
         try:
             async for batch in changes:
-                for change in batch:
-                    key = change.key.removeprefix(self.prefix)
-                    if change.value is None:
-                        self._post(e.RecordGone(key, change.revision))
-                        continue
-                    record = self._decode(change.key, change.value)
-                    if record is not None:
-                        self._post(e.RecordSeen(record, change.revision))
+                told = [event for change in batch if (event := self._event(change)) is not None]
+                if told:
+                    self._post(told[0] if len(told) == 1 else e.RecordsChanged(tuple(told)))
         finally:
             self._changes = None
             await changes.aclose()
+
+    def _event(self, change: KeyEvent) -> e.RecordSeen | e.RecordGone | None:
+        """What has changed, where it is understood."""
+        if change.value is None:
+            return e.RecordGone(change.key.removeprefix(self.prefix), change.revision)
+        record = self._decode(change.key, change.value)
+        return None if record is None else e.RecordSeen(record, change.revision)
 
     def _decode(self, key: str, value: str) -> Record | None:
         try:

@@ -96,6 +96,10 @@ class _Host:
     def _take(self, line: dict[str, Any]) -> None:
         self.agent_pid = line.get("pid", self.agent_pid)
         event = line.get("event", {})
+        for change in event.get("changes", (event,)):
+            self._hear(change)
+
+    def _hear(self, event: dict[str, Any]) -> None:
         match event.get("kind"):
             case "worker_started":
                 self.worker_pid = event["pid"]

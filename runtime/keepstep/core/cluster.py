@@ -26,7 +26,7 @@ from keepstep.core.records import (
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
 from keepstep.core.view import (
-    OF_MEMBERS,
+    OF_NODES,
     Cluster,
     Seen,
     known_revision,
@@ -43,15 +43,13 @@ def on_cluster_read(turn: Turn, event: ClusterRead) -> None:
     """Take the whole view anew: after a watch was lost nothing of the old one can be trusted."""
     watched = max((revision for _, revision in event.records), default=0)
     turn.set(cluster=Cluster(synced=True, watched=watched, whole=event.whole))
-    if event.whole:
-        turn.landed("watch")
     for record, revision in event.records:
         _take(turn, record, revision)
-    state, nodes = turn.state, turn.state.cluster.nodes
-    turn.set(
-        absent={host: state.absent.get(host, turn.now) for host in state.job.hosts if host not in nodes},
-        sighted={host: state.sighted.get(host, turn.now) for host in nodes},
-    )
+    if event.whole:
+        turn.landed("watch")
+        absent, sighted, nodes = turn.state.absent, turn.state.sighted, turn.state.cluster.nodes
+        turn.set(absent={host: absent.get(host, turn.now) for host in turn.state.job.hosts if host not in nodes})
+        turn.set(sighted={host: sighted.get(host, turn.now) for host in nodes})
 
 
 def on_record_seen(turn: Turn, event: RecordSeen) -> None:
@@ -66,7 +64,7 @@ def on_record_seen(turn: Turn, event: RecordSeen) -> None:
 def on_record_put(turn: Turn, event: RecordPut) -> None:
     """This node's put succeeded: know it at once, the watch will only repeat it."""
     turn.landed(event.operation)
-    own = isinstance(event.record, OF_MEMBERS) and not turn.state.cluster.whole  # nothing else tells of it
+    own = isinstance(event.record, OF_NODES) and not turn.state.cluster.whole  # nothing else tells of it
     if _is_news(turn, event.record, event.revision) or own:
         _take(turn, event.record, event.revision)
 
@@ -93,7 +91,7 @@ def on_record_gone(turn: Turn, event: RecordGone) -> None:
         return {k: seen for k, seen in records.items() if k != at or seen.revision > event.revision}
 
     match kind:
-        case "nodes":
+        case "alive":
             if name in cluster.nodes and cluster.nodes[name].revision <= event.revision:
                 turn.set(cluster=with_node(turn.state.cluster, name, None))
             if name not in turn.state.cluster.nodes:

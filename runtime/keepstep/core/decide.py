@@ -33,7 +33,7 @@ from keepstep.errors import ExitCode
 
 def initial_state(job: JobSpec, policy: Policy, now: float) -> State:
     """What a node knows before its first event; `now` in unix seconds on its own clock."""
-    return State(job, policy, now, absent=dict.fromkeys(job.hosts, now))
+    return State(job, policy, now)
 
 
 def decide(state: State, event: e.Event, now: float) -> Decision:
@@ -73,6 +73,12 @@ def _on_store_refused(turn: Turn, event: e.StoreRefused) -> None:
         turn.leave(ExitCode.STORE_REFUSED, f"the store refuses: {event.detail}", Reason.STORE_REFUSES)
 
 
+def _on_records_changed(turn: Turn, event: e.RecordsChanged) -> None:
+    """Several records changed, one after the other."""
+    for change in event.changes:
+        ABSORB[type(change)](turn, change)
+
+
 ABSORB: dict[type, Callable[[Turn, Any], None]] = {
     e.AgentStarted: checkpoints.on_agent_started,
     e.LeaseGranted: membership.on_lease_granted,
@@ -81,6 +87,7 @@ ABSORB: dict[type, Callable[[Turn, Any], None]] = {
     e.ClusterRead: cluster.on_cluster_read,
     e.RecordSeen: cluster.on_record_seen,
     e.RecordGone: cluster.on_record_gone,
+    e.RecordsChanged: _on_records_changed,
     e.RecordPut: cluster.on_record_put,
     e.PutRefused: cluster.on_put_refused,
     e.OperationFailed: _on_operation_failed,

@@ -33,7 +33,8 @@ def chosen(turn: Turn, former: tuple[Member, ...]) -> tuple[Member, ...]:
         known = {member.host for member in former}
         kept = set(sorted(hosts, key=lambda host: host not in known)[:most])
         hosts = [host for host in hosts if host in kept]
-    return tuple(Member(host, turn.state.cluster.nodes[host].record.node_id) for host in hosts)
+    nodes = (turn.state.cluster.nodes[host].record for host in hosts)
+    return tuple(Member(node.host, node.node_id, node.address, node.port_base, node.peer_port) for node in nodes)
 
 
 def stands(turn: Turn, generation: GenerationRecord) -> bool:

@@ -100,6 +100,14 @@ class RecordGone:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordsChanged:
+    """What the watch had to tell since it was last asked, in order: a node that lags takes it all in one turn."""
+
+    changes: tuple[RecordSeen | RecordGone, ...]
+    kind: Literal["records_changed"] = "records_changed"
+
+
+@dataclass(frozen=True, slots=True)
 class RecordPut:
     """Our own put succeeded."""
 
@@ -332,9 +340,9 @@ class TimerFired:
 
 
 Event = (
-    AgentStarted | LeaseGranted | LeaseRenewed | LeaseLost | ClusterRead | RecordSeen | RecordGone | RecordPut
-    | PutRefused | OperationFailed | WorkerStarted | WorkerHello | WorkerJoined | WorkerRestored | FirstStepCompleted
-    | StepsSampled | LayoutAnnounced | SnapshotSealed | SnapshotVerified | SnapshotBad
+    AgentStarted | LeaseGranted | LeaseRenewed | LeaseLost | ClusterRead | RecordSeen | RecordGone | RecordsChanged
+    | RecordPut | PutRefused | OperationFailed | WorkerStarted | WorkerHello | WorkerJoined | WorkerRestored
+    | FirstStepCompleted | StepsSampled | LayoutAnnounced | SnapshotSealed | SnapshotVerified | SnapshotBad
     | SnapshotUploaded | ReplicasCompared | CheckpointCommitted | CommitRefused | HeadRead | StoreRefused
     | SnapshotFetched | CheckpointCorrupt | EtcdJoined | EnteredSampled | WorkerExited | InterruptionNoticed
     | TimerFired

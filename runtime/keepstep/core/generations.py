@@ -108,12 +108,11 @@ def _head_generation(turn: Turn) -> int:
 
 def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
     """The first generation of this run, or of an etcd that lost its data: all hosts, numbered above HEAD's."""
-    state = turn.state
-    base = state.last_generation
-    if base is None or (ended is not None and base.number <= ended.number) or base.phase is Phase.ENDED:
-        base = GenerationRecord(0, Phase.FORMING, state.job.node_id, ())
+    state, base = turn.state, _base(turn, ended)
     if turn.interrupted:
-        _end_before_it_began(turn, ended, base)
+        if state.cluster.requests:
+            text = f"interrupted; {saved_text(base.durable_step)}"
+            _end_before_it_began(turn, ended, ExitCode.INTERRUPTED, text, Reason.NOTHING_TO_SAVE)
         return
     if not elastic.gathered(turn) or not know_head(turn):
         return
@@ -138,14 +137,21 @@ def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
         _start_world(turn, record, fresh)
 
 
-def _end_before_it_began(turn: Turn, ended: GenerationRecord | None, base: GenerationRecord) -> None:
-    """A drain was ordered while hosts were waited for: all who are there leave."""
+def _base(turn: Turn, ended: GenerationRecord | None) -> GenerationRecord:
+    """What the first generation of this run, or of an etcd that lost its data, goes on from."""
+    base = turn.state.last_generation
+    if base is None or (ended is not None and base.number <= ended.number) or base.phase is Phase.ENDED:
+        return GenerationRecord(0, Phase.FORMING, turn.state.job.node_id, ())
+    return base
+
+
+def _end_before_it_began(turn: Turn, ended: GenerationRecord | None, code: int, text: str, reason: Reason) -> None:
+    """There will be no world: all who are there leave."""
+    base = _base(turn, ended)
     members = elastic.chosen(turn, base.members)
-    if turn.state.cluster.requests and members:
+    if members:
         number, run = _next_number(turn, ended), base.run or turn.state.job.run
-        none = evolve(base, number=number, members=members, run=run)
-        text = f"interrupted; {saved_text(base.durable_step)}"
-        end(turn, none, ExitCode.INTERRUPTED, text, Reason.NOTHING_TO_SAVE)
+        end(turn, evolve(base, number=number, members=members, run=run), code, text, reason)
 
 
 def first_snapshot_every(turn: Turn) -> int:
@@ -274,7 +280,8 @@ def give_up_waiting(turn: Turn) -> None:
     state, generation = turn.state, turn.generation
     if turn.is_over:
         return
-    if turn.has_lease and elastic.enough(turn):
+    # how many are there the leader sees; the others have its word
+    if turn.has_lease and (not turn.leads or not state.cluster.whole or elastic.enough(turn)):
         if state.short_since is not None:
             turn.set(short_since=None)
         return
@@ -290,9 +297,11 @@ def give_up_waiting(turn: Turn) -> None:
     missing = ", ".join(h for h in state.job.hosts if h not in state.cluster.nodes or h in state.cluster.cordons)
     what = f"hosts missing for {limit_s:.0f} s: {missing}" if turn.has_lease else f"no coordinator for {limit_s:.0f} s"
     text = f"{what}; {saved_text(durable_step(turn, generation))}" if generation is not None else what
-    if turn.leads and generation is not None and generation.phase is not Phase.ENDED:
+    if turn.leads and (generation is None or generation.phase is Phase.ENDED):
+        _end_before_it_began(turn, generation, ExitCode.TOO_FEW_HOSTS, text, Reason.HOSTS_MISSING)
+    elif turn.leads and generation is not None:
         end(turn, generation, ExitCode.TOO_FEW_HOSTS, text, Reason.HOSTS_MISSING)
-    if turn.now >= since + limit_s + 10.0 or generation is None or not turn.has_lease:
+    if turn.now >= since + limit_s + 10.0 or not turn.has_lease:
         turn.leave(ExitCode.TOO_FEW_HOSTS, text, Reason.HOSTS_MISSING)
     else:
         turn.wake(since + limit_s + 10.0)

@@ -26,7 +26,8 @@ def leave_together(turn: Turn) -> None:
     if state.leaving_at is None:
         turn.set(leaving_at=turn.now)
     since = state.leaving_at if state.leaving_at is not None else turn.now
-    others = [m for m in generation.members if m.host != state.job.host and m.host in state.cluster.nodes]
+    known = state.cluster.nodes if state.cluster.whole else state.cluster.members
+    others = [m for m in generation.members if m.host != state.job.host and m.host in known]
     if turn.leads and state.cluster.whole and not generation.together and _has_left(turn, generation, others):
         turn.put(evolve(generation, together=True), Reason.LEAVING, "all have come")
     heard_at = state.together_at if generation.together else None

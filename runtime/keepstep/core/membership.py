@@ -17,7 +17,7 @@ def on_lease_granted(turn: Turn, event: LeaseGranted) -> None:
     turn.landed("lease")
     turn.set(lease=Lease(event.lease, event.deadline))
     if not turn.state.cluster.whole:  # what it had said under an older lease went with that, and nobody told it so
-        turn.set_cluster(acks={}, statuses={}, uploads={})
+        turn.set_cluster(nodes={}, acks={}, statuses={}, uploads={})
     turn.because(Reason.LEASE_GRANTED)
 
 

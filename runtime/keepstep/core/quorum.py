@@ -33,7 +33,7 @@ def keep_members(turn: Turn) -> None:
         turn.do(UseEtcd(record.hosts), Reason.ETCD_MEMBERS, ", ".join(record.hosts))
     if record.joining == state.job.host and turn.has_lease:
         turn.attempt(JoinEtcd("etcd", record.leaving, record.hosts), Reason.ETCD_JOINS, f"for {record.leaving}")
-    elif turn.leads:
+    elif turn.leads and state.cluster.whole:
         _replace(turn, record)
 
 
@@ -42,8 +42,7 @@ def _replace(turn: Turn, record: EtcdRecord) -> None:
     if record.joining and not _is_lost(turn, record.joining):
         return
     lost = record.joining or next((host for host in record.hosts if _is_lost(turn, host)), "")
-    nodes = turn.state.cluster.nodes
-    spare = next((h for h in turn.state.job.hosts if h in nodes and h not in record.hosts), "")
+    spare = next((h for h in turn.state.job.hosts if h in turn.state.cluster.nodes and h not in record.hosts), "")
     if lost and spare:
         hosts = tuple(spare if host == lost else host for host in record.hosts)
         changed = EtcdRecord(hosts, joining=spare, leaving=record.leaving or lost)

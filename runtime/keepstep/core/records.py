@@ -90,7 +90,7 @@ class NodeRecord:
 
     @property
     def key(self) -> str:
-        return f"nodes/{self.host}"
+        return f"alive/{self.host}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,13 @@ class LeaderRecord:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of a generation."""
+    """One member of a generation, and where it is reached: what its node said of itself when it was chosen."""
 
     host: str
     node_id: str
+    address: str = ""
+    port_base: int = 0
+    peer_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,10 +337,10 @@ Record = (
     | OrderRecord | CordonRecord | EtcdRecord
 )  # fmt: skip
 
-OF_MEMBERS_KEYS = ("acks/", "status/", "uploads/")
-"""How the keys begin of what members say of themselves: only leaders watch them."""
+OF_NODES_KEYS = ("acks/", "alive/", "status/", "uploads/")
+"""How the keys begin of what nodes say of themselves: only leaders watch them."""
 
-NOT_OF_MEMBERS = ("b", "s")
+NOT_OF_NODES = ("b", "s")
 """Between these all other keys lie, in byte order."""
 
 LEASED = (NodeRecord, LeaderRecord, AckRecord, StatusRecord, RequestRecord, OrderRecord)

@@ -16,7 +16,7 @@ from keepstep.core.policy import Policy
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Failure, GenerationRecord, Phase, Record, UploadRecord
 from keepstep.core.values import copy_of, evolve
-from keepstep.core.view import OF_MEMBERS, Cluster, known_revision
+from keepstep.core.view import OF_NODES, Cluster, known_revision
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class Turn:
         lease = self.state.lease
         if lease is None or not self.has_lease:
             return False
-        known = -1 if isinstance(record, OF_MEMBERS) else known_revision(self.state.cluster, record)
+        known = -1 if isinstance(record, OF_NODES) else known_revision(self.state.cluster, record)
         leader = self.state.cluster.leader
         guard = leader.revision if isinstance(record, GenerationRecord) and leader is not None else 0
         return self.attempt(Put(f"put:{record.key}", record, known, lease.lease, guard), reason, detail)

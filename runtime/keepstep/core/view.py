@@ -1,6 +1,7 @@
 """The job's records as one node has last seen them, and what they come to, counted as each of them arrives.
 
-What only leaders need (acks, statuses, uploads) only leaders watch: of these, other nodes know their own.
+What only leaders need (nodes, acks, statuses, uploads) only leaders watch: of these, other nodes know their own. So
+what comes and goes costs the leader something, and the others nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from keepstep.core.records import (
 )
 from keepstep.core.values import evolve
 
-OF_MEMBERS = (AckRecord, StatusRecord, UploadRecord)
-"""What members say of themselves, each under keys that nobody else writes."""
+OF_NODES = (AckRecord, NodeRecord, StatusRecord, UploadRecord)
+"""What nodes say of themselves, each under keys that nobody else writes."""
 
 R = TypeVar("R", bound=Record)
 
@@ -117,17 +118,10 @@ def with_upload(cluster: Cluster, key: str, seen: Seen[UploadRecord] | None) -> 
 def with_generation(cluster: Cluster, seen: Seen[GenerationRecord] | None) -> Cluster:
     """The generation changed, or went (None); what was said in older ones is let go."""
     known = cluster.generation
-    if (
-        seen is None
-        or known is None
-        or (known.record.number, known.record.members)
-        != (
-            seen.record.number,
-            seen.record.members,
-        )
-    ):
-        return _with_another(cluster, seen)
-    return evolve(cluster, generation=seen)
+    if seen is not None and known is not None and seen.record.number == known.record.number:
+        if seen.record.members == known.record.members:
+            return evolve(cluster, generation=seen)
+    return _with_another(cluster, seen)
 
 
 def _with_another(cluster: Cluster, seen: Seen[GenerationRecord] | None) -> Cluster:
@@ -209,22 +203,15 @@ PEERS_MAX = 8
 """So many hosts are asked for a snapshot before the store is."""
 
 
-def peers_of(cluster: Cluster, generation: GenerationRecord, rank: int) -> tuple[tuple[str, str, int], ...]:
+def peers_of(generation: GenerationRecord, rank: int) -> tuple[tuple[str, str, int], ...]:
     """Host, address and port of those whom `rank` may ask for a snapshot; each rank begins with the one behind it."""
-    members, found = generation.members, []
-    for member in members[rank + 1 :] + members[:rank]:
-        node = cluster.nodes.get(member.host)
-        if node is not None and node.record.node_id == member.node_id and node.record.peer_port:
-            found.append((member.host, node.record.address, node.record.peer_port))
-    return tuple(found[:PEERS_MAX])
+    members = generation.members[rank + 1 :] + generation.members[:rank]
+    return tuple((each.host, each.address, each.peer_port) for each in members if each.peer_port)[:PEERS_MAX]
 
 
-def addresses_of(cluster: Cluster, generation: GenerationRecord) -> tuple[str, ...] | None:
-    """Where the members' workers listen in this generation, in rank order; None where a member is gone."""
-    if not all(_is_there(cluster, member) for member in generation.members):
-        return None
-    nodes = (cluster.nodes[member.host].record for member in generation.members)
-    return tuple(f"{node.address}:{port_from(node.port_base, generation.number)}" for node in nodes)
+def addresses_of(generation: GenerationRecord) -> tuple[str, ...]:
+    """Where the members' workers listen in this generation, in rank order."""
+    return tuple(f"{each.address}:{port_from(each.port_base, generation.number)}" for each in generation.members)
 
 
 def leavers(cluster: Cluster, old: GenerationRecord, members: tuple[Member, ...]) -> tuple[Member, ...]:

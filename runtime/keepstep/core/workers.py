@@ -48,9 +48,6 @@ def start(turn: Turn) -> None:
         return
     if state.workers or state.spawned >= generation.number or turn.interrupted:
         return
-    addresses = addresses_of(state.cluster, generation)
-    if addresses is None:
-        return
     resume, rank = generation.resume, generation.rank_of(state.job.host)
     if resume is not None and resume.manifest and state.trained_rank != rank:
         # What is local to a rank goes with the rank, and others may have this one's.
@@ -68,7 +65,7 @@ def start(turn: Turn) -> None:
     turn.set(restore=None if slab is None or slab.seal is None else (slab.slab, slab.seal.step))
     write_orders(turn)
     full, batch, number = limits(turn)[1], state.policy.elastic.batch, generation.number
-    command, environment = plan_worker(state.job, number, addresses, rank, full, batch)
+    command, environment = plan_worker(state.job, number, addresses_of(generation), rank, full, batch)
     turn.do(
         StartWorker(worker_id, number, rank, command, environment),
         Reason.WORKER_STARTS,
@@ -106,7 +103,7 @@ def _bring(turn: Turn, generation: GenerationRecord, resume: Resume) -> None:
         return
     rank = generation.rank_of(state.job.host)
     number = free_slab_number(state)
-    operation, peers = f"fetch:{generation.number}", peers_of(state.cluster, generation, rank)
+    operation, peers = f"fetch:{generation.number}", peers_of(generation, rank)
     fetch = FetchSnapshot(operation, resume.manifest, number, rank, len(generation.members), peers)
     if turn.attempt(fetch, Reason.RESTORE_WANTED, f"step {resume.step} from the store"):
         turn.set(next_slab=number + 1)

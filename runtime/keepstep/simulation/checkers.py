@@ -141,7 +141,7 @@ class Checkers:
     def lease_expired(self, lease: int) -> None:
         """Once others see a node's lease gone, none of its workers is left."""
         kept = self.world.coordinator.kept.values()
-        for entry in [entry for entry in kept if entry.lease == lease and entry.record.key.startswith("nodes/")]:
+        for entry in [entry for entry in kept if entry.lease == lease and entry.record.key.startswith("alive/")]:
             host = self.world.hosts[entry.record.host]  # type: ignore[union-attr]
             if host.worker is not None and host.worker.alive:
                 self.violation(f"lease of {host.name} expired while its worker lived")

@@ -10,7 +10,7 @@ from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.decide import decide, initial_state
 from keepstep.core.job import JobSpec
-from keepstep.core.records import OF_MEMBERS_KEYS, Phase, Record
+from keepstep.core.records import OF_NODES_KEYS, Phase, Record
 from keepstep.core.state import State
 from keepstep.simulation.shelf import Shelf
 from keepstep.simulation.uploader import SimUploader
@@ -19,7 +19,10 @@ from keepstep.simulation.worker import SimWorker
 if TYPE_CHECKING:
     from keepstep.simulation.run import World
 
+Change = e.RecordSeen | e.RecordGone
 _REMEMBERED = 40
+_TOGETHER = 0.5
+"""How often an agent hears at one go of what it might have heard of one by one."""
 
 
 class SimHost:
@@ -37,8 +40,9 @@ class SimHost:
         self.state: State | None = None
         self.worker: SimWorker | None = None
         self._pending: list[e.Event] = []
-        self._backlog: list[e.Event] = []
-        self._told: list[e.Event] = []
+        self._backlog: list[Change] = []
+        self._told: list[Change] = []
+        self._untold: list[Change] = []
         self._incarnation = -1
         self._timer_at: float | None = None
         self.skew_s = random.uniform(-1.0, 1.0) * random.choice((0.2, 0.2, 3.0))
@@ -94,7 +98,7 @@ class SimHost:
             return
         self.life += 1
         self.frozen, self._pending, self._backlog, self._timer_at = False, [], [], None
-        self._told, self.watches_all = [], False
+        self._told, self._untold, self.watches_all = [], [], False
         self.endpoints = self.world.known_etcd_hosts()
         job = JobSpec(
             name="job", host=self.name, hosts=self.world.names, node_id=f"{self.name}-{self.life}", boot=self.boot,
@@ -323,33 +327,42 @@ class SimHost:
                 world.clock.after(0.5, read)
                 return
             self._incarnation = world.coordinator.incarnation
-            self._backlog, self._told = [], []
+            self._backlog, self._told, self._untold = [], [], []
             found = tuple(each for each in world.coordinator.read() if self._watches(each[0].key))
             self.post(e.ClusterRead(found, self.watches_all))
 
         world.clock.after(world.latency_s(self.random), read)
 
     def _watches(self, key: str) -> bool:
-        return self.watches_all or not key.startswith(OF_MEMBERS_KEYS)
+        return self.watches_all or not key.startswith(OF_NODES_KEYS)
 
     def _watched(self, key: str, record: Record | None, revision: int) -> None:
         if self.state is None or self._incarnation != self.world.coordinator.incarnation or not self._watches(key):
             return
-        event: e.Event = e.RecordGone(key, revision) if record is None else e.RecordSeen(record, revision)
+        event: Change = e.RecordGone(key, revision) if record is None else e.RecordSeen(record, revision)
         # a watch tells things in their order: what is new waits for what could not be told
         if self.cut or self._backlog or not self.world.coordinator.answers(self.name, self.endpoints):
             self._backlog.append(event)
         else:
             self._tell(event)
 
-    def _tell(self, event: e.Event) -> None:
-        self._told = [*self._told[-_REMEMBERED:], event]
-        self.post(event, self.world.watch_latency_s)
+    def _tell(self, *events: Change) -> None:
+        """Have the agent hear of changes a little later: of all that have come by then, one by one or together."""
+        if not self._untold:
+            life = self.life
+            self.world.clock.after(self.world.watch_latency_s, lambda: self._hear() if self.life == life else None)
+        self._told = [*self._told[-_REMEMBERED:], *events]
+        self._untold += events
+
+    def _hear(self) -> None:
+        told, self._untold = self._untold, []
+        together = len(told) > 1 and self.random.random() < _TOGETHER
+        for event in [e.RecordsChanged(tuple(told))] if together else told:
+            self.post(event)
 
     def stutter(self) -> None:
         """The watch tells once more what it told a while ago."""
-        for event in self._told:
-            self.post(event, self.world.watch_latency_s)
+        self._tell(*self._told)
 
     def mend(self) -> None:
         """The cut is over: what was missed arrives, or everything is read again if the coordinator is another one."""
@@ -360,8 +373,7 @@ class SimHost:
             self._resync()
             return
         backlog, self._backlog = self._backlog, []
-        for event in backlog:
-            self._tell(event)
+        self._tell(*backlog)
 
     def seal(self, slab: int, step: int) -> None:
         """The worker sealed a slab."""

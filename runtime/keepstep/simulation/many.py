@@ -66,7 +66,7 @@ class ManyWorld(World):
     def present(self) -> int:
         """How many hosts etcd holds a node of that may take part."""
         kept = self.coordinator.kept
-        return sum(1 for name in self.names if f"nodes/{name}" in kept and f"cordons/{name}" not in kept)
+        return sum(1 for name in self.names if f"alive/{name}" in kept and f"cordons/{name}" not in kept)
 
     def _tick(self) -> None:
         enough, now = self.present() >= self.low, self.clock.now

@@ -21,7 +21,7 @@ import tensorflow as tf
 sys.path.insert(0, str(Path(__file__).parent))
 from common import build_model, final_variables, make_data
 
-BATCH, TRAIN, HELD_OUT = 16, 192, 64  # 12 steps in an epoch
+BATCH, TRAIN, HELD_OUT = 16, 640, 64  # 40 steps in an epoch
 
 
 class Pace(keras.callbacks.Callback):
@@ -50,7 +50,7 @@ def batches(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=7)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--pause", type=float, default=0.02)
     args = parser.parse_args()
     several = bool(os.environ.get("TF_CONFIG"))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from keepstep.core.codec import Digests, digest_of
 from keepstep.core.reasons import Reason
 from keepstep.core.records import (
-    NOT_OF_MEMBERS,
-    OF_MEMBERS_KEYS,
+    NOT_OF_NODES,
+    OF_NODES_KEYS,
     AckRecord,
     CordonRecord,
     EtcdRecord,
@@ -29,7 +29,7 @@ from keepstep.core.records import (
 )
 from keepstep.core.state import Decision, Note
 from keepstep.core.values import evolve
-from keepstep.core.view import OF_MEMBERS, Cluster, Seen, with_generation, with_node, with_status, with_upload
+from keepstep.core.view import OF_NODES, Cluster, Seen, with_generation, with_node, with_status, with_upload
 from tests.unit.core.values import a_generation, a_turn
 
 STATE = a_turn().state
@@ -131,7 +131,7 @@ def test_all_that_members_say_lies_outside_of_what_everybody_watches():
         CordonRecord("algo-1", "operator", 1.0), EtcdRecord(("algo-1",)),
     )  # fmt: skip
     assert {type(record) for record in records} == set(typing.get_args(Record))
-    first, last = NOT_OF_MEMBERS
+    first, last = NOT_OF_NODES
     for record in records:
-        assert record.key.startswith(OF_MEMBERS_KEYS) == isinstance(record, OF_MEMBERS)
-        assert (first <= record.key < last) != isinstance(record, OF_MEMBERS)
+        assert record.key.startswith(OF_NODES_KEYS) == isinstance(record, OF_NODES)
+        assert (first <= record.key < last) != isinstance(record, OF_NODES)

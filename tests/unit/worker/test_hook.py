@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 
@@ -64,3 +65,36 @@ def test_a_module_that_fails_fails_as_before(package):
     PostImport({"hooked_package.broken": pytest.fail}).install()
     with pytest.raises(LookupError):
         importlib.import_module("hooked_package.broken")
+
+
+@pytest.fixture
+def collector():
+    """The collector as it is by default, with nothing set aside."""
+    gc.unfreeze()
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+def test_a_large_package_is_imported_without_collections_and_set_aside(package, collector):
+    (package / "__init__.py").write_text("import gc\nenabled = gc.isenabled()\nmade = [[] for _ in range(100)]")
+    PostImport({}, large=["hooked_package"]).install()
+    module = importlib.import_module("hooked_package")
+    assert not module.enabled
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 100
+
+
+def test_the_collector_is_on_again_after_an_import_that_fails(package, collector):
+    PostImport({}, large=["hooked_package.broken"]).install()
+    with pytest.raises(LookupError):
+        importlib.import_module("hooked_package.broken")
+    assert gc.isenabled()
+
+
+def test_a_collector_that_is_off_stays_off(package, collector):
+    gc.disable()
+    PostImport({}, large=["hooked_package"]).install()
+    importlib.import_module("hooked_package")
+    assert not gc.isenabled()
+    assert gc.get_freeze_count() == 0

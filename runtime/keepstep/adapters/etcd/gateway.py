@@ -114,11 +114,12 @@ class Gateway:
         for turn in range(len(self._clients)):
             index = (first + turn) % len(self._clients)
             client = self._clients[index]
-            patience_s = min(self._attempt_s, left_s()) / 2  # once to connect, once to read
+            patience_s = min(self._attempt_s, left_s())
             if patience_s <= 0:
                 failures.append("out of time")
                 break
-            client.timeout = patience_s
+            # Who does not even connect has half of it. Asking elsewhere too soon would add to what keeps etcd busy.
+            client.timeout = (patience_s / 2, patience_s)
             try:
                 answer: Json = client.post(client.get_url(request.path), json=request.body)
             except (Etcd3Exception, requests.RequestException) as error:

@@ -19,6 +19,7 @@ from keepstep.adapters.etcd.gateway import Gateway, Json, Request, decode, encod
 from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable, KeyEvent, WatchLost
 
 _PENDING_MAX = 64
+_TOGETHER_MAX = 256
 _PAUSE_FIRST_S = 0.05
 _PAUSE_MAX_S = 1.0
 
@@ -67,11 +68,22 @@ class EtcdWatch:
         item = await self._inbox.get()
         if isinstance(item, list):
             self._room.release()
-            return item
+            return self._with_what_waits(item)
         self._inbox.put_nowait(None)  # whoever asks again hears the end again
         if item is None:
             raise StopAsyncIteration
         raise item
+
+    def _with_what_waits(self, events: list[KeyEvent]) -> list[KeyEvent]:
+        """More events behind these, as far as they are here already: whoever lags catches up at one go."""
+        while len(events) < _TOGETHER_MAX and not self._inbox.empty():
+            item = self._inbox.get_nowait()
+            if not isinstance(item, list):
+                self._inbox.put_nowait(item)  # nothing comes after an end
+                break
+            self._room.release()
+            events = [*events, *item]
+        return events
 
     async def aclose(self) -> None:
         self._stop.set()
