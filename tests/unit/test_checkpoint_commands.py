@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,43 @@ def test_several_jobs_in_one_store_want_a_name(place: Path, capsys: pytest.Captu
     (place / "twin" / "HEAD.json").write_bytes((place / "job" / "HEAD.json").read_bytes())
     assert keepstep("ls", place) == 78
     assert "the jobs job, twin" in capsys.readouterr().err
+
+
+# --- files that scripts wrote ----------------------------------------------------------------------------------------
+
+GOLDEN = Path(__file__).parent / "checkpoint" / "files" / "golden"
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """What a CheckpointManager has left."""
+    return Path(shutil.copytree(GOLDEN / "managed", tmp_path / "written"))
+
+
+def test_files_of_scripts_are_listed_and_read(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keepstep("files", written) == 0
+    head, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert head[:3] == ["name", "kind", "step"]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [
+        ("ckpt-2", "tensorflow", "whole"),
+        ("ckpt-1", "tensorflow", "whole"),
+    ]
+
+
+def test_a_file_that_is_torn_is_named(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torn = spoil(written, "ckpt-2.data-*")
+    assert keepstep("files", written, "--json") == 1
+    newest, other = json.loads(capsys.readouterr().out)["sets"]
+    assert str(torn) in newest["trouble"] and "wanted" in newest["trouble"]
+    assert (newest["name"], other["name"], other["trouble"]) == ("ckpt-2", "ckpt-1", "")
+
+
+def test_a_file_that_is_open_for_writing_is_not_relied_on(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (written / "ckpt-2.index").open("ab"):
+        assert keepstep("files", written) == 1
+    assert "is being written" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_not_there_is_a_wrong_argument(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keepstep("files", tmp_path / "none") == 78
+    assert str(tmp_path / "none") in capsys.readouterr().err

@@ -6,18 +6,20 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from keepstep.adapters.clock import unix_time
+from keepstep.app.showing import cell, date, progress, size, table
 from keepstep.app.uploader import connect_store
 from keepstep.checkpoint import catalogue, reading
 from keepstep.checkpoint.catalogue import Listed
 from keepstep.checkpoint.commit import Fenced, StaleStep, commit
+from keepstep.checkpoint.files.contents import check_set, read_sets
+from keepstep.checkpoint.files.sets import FileSet
+from keepstep.checkpoint.files.unfit import UnfitFile
+from keepstep.checkpoint.files.writers import Writing, writing
 from keepstep.checkpoint.manifest import Manifest
 from keepstep.checkpoint.reading import StoredSlab
 from keepstep.checkpoint.restore import CorruptObject
@@ -27,7 +29,6 @@ from keepstep.checkpoint.strict_json import MalformedDocument
 from keepstep.errors import ConfigError, StoreRefusedError
 from keepstep.ports.store import ChecksumMismatch, NotFound, ObjectStore, StoreError
 
-_BAR = 30
 _STEP = "newest, a step, or a name as `ls` shows it"
 
 
@@ -67,6 +68,11 @@ def add_commands(commands: Any) -> None:
     exporting.add_argument("step", nargs="?", default="newest", help=_STEP)
     exporting.add_argument("--to", type=Path, required=True, metavar="FILE")
     exporting.add_argument("--rank", type=int, default=0, help="whose local tensors (default 0)")
+    text = "list the checkpoints that scripts wrote themselves, and which of them are whole"
+    filing = below.add_parser("files", help=text, description=text)
+    filing.add_argument("folder", metavar="DIR", type=Path, help="where TensorFlow's or Keras's files lie")
+    filing.add_argument("--json", action="store_true")
+    filing.set_defaults(command=_files)
 
 
 def _run(perform: Callable[[ObjectStore, str, argparse.Namespace], int], options: argparse.Namespace) -> int:
@@ -139,7 +145,7 @@ def _ls(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
             "generation": each.name.generation,
             "hosts": each.manifest and each.manifest.world_size,
             "bytes": each.manifest and sum(stored.size_bytes for stored in each.manifest.objects),
-            "created": each.manifest and _date(each.manifest.created_unix),
+            "created": each.manifest and date(each.manifest.created_unix),
             "newest": each.is_newest,
             "trouble": each.trouble,
         }
@@ -150,12 +156,12 @@ def _ls(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
         return 0
     cells = [
         [
-            str(row["step"]), str(row["generation"]), _cell(row["hosts"]), _size(row["bytes"]), _cell(row["created"]),
+            str(row["step"]), str(row["generation"]), cell(row["hosts"]), size(row["bytes"]), cell(row["created"]),
             str(row["name"]), "newest" if row["newest"] else str(row["trouble"]),
         ]
         for row in rows
     ]  # fmt: skip
-    _table(["step", "generation", "hosts", "size", "created", "name", ""], cells)
+    print(table(["step", "generation", "hosts", "size", "created", "name", ""], cells))
     return 0
 
 
@@ -170,11 +176,15 @@ def _show(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
         print(json.dumps({"manifest": json.loads(manifest.to_bytes()), "tensors": tensors}))
         return 0
     print(f"{job}: step {manifest.step} of generation {manifest.generation}, {manifest.world_size} hosts, run ", end="")
-    print(f"{manifest.run}, {_date(manifest.created_unix)}, {manifest.digest}")
-    _table(["object", "size", "crc32c"], [[each.key, _size(each.size_bytes), each.crc32c] for each in manifest.objects])
+    print(f"{manifest.run}, {date(manifest.created_unix)}, {manifest.digest}")
+    print(
+        table(
+            ["object", "size", "crc32c"], [[each.key, size(each.size_bytes), each.crc32c] for each in manifest.objects]
+        )
+    )
     print()
-    shown = [[each.key, reading.describe(each), _size(each.stop - each.start)] for each in slab.tensors]
-    _table(["tensor", "type", "size"], shown)
+    shown = [[each.key, reading.describe(each), size(each.stop - each.start)] for each in slab.tensors]
+    print(table(["tensor", "type", "size"], shown))
     return 0
 
 
@@ -184,7 +194,7 @@ def _verify(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     for name, each in listed.items():
         wrong = [each.trouble] if each.manifest is None else []
         if each.manifest is not None:
-            with _progress(name, sum(stored.size_bytes for stored in each.manifest.objects)) as told:
+            with progress(name, sum(stored.size_bytes for stored in each.manifest.objects)) as told:
                 wrong = reading.verify(store, each.manifest, told)
         bad += bool(wrong)
         print(f"{name}: {'; '.join(wrong) or 'sound'}")
@@ -193,9 +203,11 @@ def _verify(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
 
 def _diff(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     before, after = (_slab(store, _one(store, job, wanted), options.rank) for wanted in (options.before, options.after))
-    with _progress("reading", before.size_bytes + after.size_bytes) as told:
+    with progress("reading", before.size_bytes + after.size_bytes) as told:
         found = reading.compare(before, after, told)
-    _table(["tensor", "what", "before", "after"], [[each.key, each.what, each.before, each.after] for each in found])
+    print(
+        table(["tensor", "what", "before", "after"], [[each.key, each.what, each.before, each.after] for each in found])
+    )
     print(f"{len(found)} of {len({tensor.key for slab in (before, after) for tensor in slab.tensors})} tensors differ")
     return 1 if found else 0
 
@@ -205,7 +217,7 @@ def _copy(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     found = [each for each in reversed(_find(store, job, options.step)) if each.manifest is not None]
     for each in found:
         assert each.manifest is not None
-        with _progress(_name(each), sum(stored.size_bytes for stored in each.manifest.objects)) as told:
+        with progress(_name(each), sum(stored.size_bytes for stored in each.manifest.objects)) as told:
             catalogue.copy(store, each.manifest, target, told)
         print(f"{_name(each)}: copied")
     newest = found[-1].manifest if found else None
@@ -231,7 +243,7 @@ def _export(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     slab = _slab(store, manifest := _one(store, job, options.step), options.rank)
     unfinished = options.to.with_name(f".{options.to.name}.{os.getpid()}")
     try:
-        with unfinished.open("wb") as file, _progress(options.to.name, slab.size_bytes) as told:
+        with unfinished.open("wb") as file, progress(options.to.name, slab.size_bytes) as told:
             slab.copy_to(file.write, told)
             os.fsync(file.fileno())
         unfinished.replace(options.to)
@@ -241,53 +253,44 @@ def _export(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
         ) from error
     finally:
         unfinished.unlink(missing_ok=True)
-    print(f"{options.to}: step {manifest.step}, {len(slab.tensors)} tensors, {_size(slab.size_bytes)}")
+    print(f"{options.to}: step {manifest.step}, {len(slab.tensors)} tensors, {size(slab.size_bytes)}")
     return 0
 
 
-# --- what people see -------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _progress(what: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal's standard error, nothing elsewhere; told of bytes, by any thread."""
-    lock, done, shown = Lock(), 0, -1
-
-    def told(more: int) -> None:
-        nonlocal done, shown
-        with lock:
-            done += more
-            filled = _BAR * done // max(size_bytes, 1)
-            if filled != shown and sys.stderr.isatty():
-                shown = filled
-                bar = "#" * filled + "." * (_BAR - filled)
-                print(f"\r{what} [{bar}] {_size(done)} of {_size(size_bytes)}", end="", file=sys.stderr, flush=True)
-
+def _files(options: argparse.Namespace) -> int:
     try:
-        yield told
-    finally:
-        if shown >= 0:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        found = read_sets(options.folder)
+    except UnfitFile as error:
+        raise ConfigError(error.found, error.wanted, file=error.file, key="DIR") from error
+    rows = [
+        {
+            "name": each.name,
+            "kind": each.kind.value,
+            "step": each.step,
+            "bytes": each.size_bytes,
+            "written": date(each.mtime_ns // 10**9),
+            "trouble": _trouble(options.folder, each),
+        }
+        for each in reversed(found)
+    ]
+    if options.json:
+        print(json.dumps({"folder": str(options.folder), "sets": rows}))
+    else:
+        cells = [
+            [str(row["name"]), str(row["kind"]), cell(row["step"]), size(row["bytes"]), str(row["written"]),
+             str(row["trouble"]) or "whole"]
+            for row in rows
+        ]  # fmt: skip
+        print(table(["name", "kind", "step", "size", "written", ""], cells))
+    return 1 if any(row["trouble"] for row in rows) else 0
 
 
-def _table(head: list[str], rows: list[list[str]]) -> None:
-    widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
-    for row in (head, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _cell(value: object) -> str:
-    return "-" if value is None else str(value)
-
-
-def _size(size_bytes: object) -> str:
-    if not isinstance(size_bytes, int):
-        return "-"
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.1f} {unit}"
-    return f"{size_bytes} B"
-
-
-def _date(unix: int) -> str:
-    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+def _trouble(folder: Path, found: FileSet) -> str:
+    """Why a set can not be relied on; empty where every byte of it has been read and is as it was written."""
+    try:
+        if any(writing(folder / file.name) is Writing.SOMEBODY for file in found.files):
+            return "is being written"
+        check_set(folder, found)
+    except UnfitFile as error:
+        return str(error)
+    return ""

@@ -19,6 +19,7 @@ from typing import Any
 from keepstep.adapters.clock import unix_time
 from keepstep.adapters.etcd import EtcdCoordinator
 from keepstep.app.coordination import prefix_of
+from keepstep.app.showing import cell, table
 from keepstep.core.codec import Undecodable, decode_record, encode_record
 from keepstep.core.names import in_natural_order
 from keepstep.core.records import (
@@ -223,16 +224,8 @@ def tell(job: str, described: dict[str, Any]) -> str:
         if told["verdict"]:
             lines.append(f"ended with {told['exit_code']}: {told['verdict']}")
     lines += [f"interruption: {source}" for source in described["interruptions"]]
-    rows = [_COLUMNS, *(tuple(_cell(row[name]) for name in _COLUMNS) for row in described["hosts"])]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMNS))]
-    lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.append(table(_COLUMNS, ([cell(row[name]) for name in _COLUMNS] for row in described["hosts"])))
     return "\n".join(lines)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(value)
-    return "-" if value is None else str(value)
 
 
 def _user() -> str:

@@ -1,0 +1,64 @@
+"""What commands show to people: tables, sizes, dates, and a bar for what takes long."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from threading import Lock
+
+_BAR = 30
+
+
+@contextmanager
+def progress(what: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal's standard error, nothing elsewhere; told of bytes, by any thread."""
+    lock, done, shown = Lock(), 0, -1
+
+    def told(more: int) -> None:
+        nonlocal done, shown
+        with lock:
+            done += more
+            filled = _BAR * done // max(size_bytes, 1)
+            if filled != shown and sys.stderr.isatty():
+                shown = filled
+                bar = "#" * filled + "." * (_BAR - filled)
+                print(f"\r{what} [{bar}] {size(done)} of {size(size_bytes)}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield told
+    finally:
+        if shown >= 0:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table, its columns as wide as they must be."""
+    whole = [head, *rows]
+    widths = [max(len(row[at]) for row in whole) for at in range(len(head))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in whole
+    )
+
+
+def cell(value: object) -> str:
+    """A value in a table: `-` where there is none, a list in words."""
+    if isinstance(value, list):
+        return " ".join(value)
+    return "-" if value is None else str(value)
+
+
+def size(size_bytes: object) -> str:
+    """Bytes for people, in powers of ten."""
+    if not isinstance(size_bytes, int):
+        return "-"
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes} B"
+
+
+def date(unix: int) -> str:
+    """Seconds since 1970 as a date in UTC."""
+    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
