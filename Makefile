@@ -16,7 +16,7 @@ TF_STAMP := .venv-tf/.stamp-$(shell cat requirements/tensorflow.txt requirements
 TORCH_STAMP := .venv-torch/.stamp-$(shell cat requirements/torch.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf venv-torch etcd nets lint check test test-hosts wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot soak campaign requirements clean
+.PHONY: venv venv-tf venv-torch etcd nets lint check test test-hosts test-resume wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot soak campaign requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -78,6 +78,10 @@ test: check venv-tf etcd nets
 # Many hosts and their networks, with a stand-in for the training, and a minute of the soak.
 test-hosts: venv etcd nets
 	$(PY) -m pytest tests/e2e -m hosts -n $(JOBS) --dist load
+
+# Every form of `fit`, killed at a step of its own; `make test` has a seeded sample of it.
+test-resume: venv venv-tf
+	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fit_resume.py -k test_killed_at_any_step -n $(JOBS)
 
 # Builds both distributions and tries them in a clean environment, where there is no source tree to fall back on.
 wheels: venv
