@@ -79,9 +79,9 @@ test: check venv-tf etcd nets
 test-hosts: venv etcd nets
 	$(PY) -m pytest tests/e2e -m hosts -n $(JOBS) --dist load
 
-# Every form of `fit`, killed at a step of its own; `make test` has a seeded sample of it.
+# Every form of `fit` with Keras 3 and tf_keras, killed, drained and resumed; `make test` has a seeded sample of it.
 test-resume: venv venv-tf
-	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fit_resume.py -k test_killed_at_any_step -n $(JOBS)
+	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fit_resume.py -n $(JOBS) --dist worksteal
 
 # Builds both distributions and tries them in a clean environment, where there is no source tree to fall back on.
 wheels: venv

@@ -85,7 +85,9 @@ def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
         yield server
 
 
-@pytest.mark.parametrize("how", ["cut", "freeze"])
+@pytest.mark.parametrize(
+    ("script", "how"), [("loop.py", "cut"), ("loop.py", "freeze"), ("fit.py", "cut")], indirect=["script"]
+)
 def test_two_seconds_without_etcd_restart_nothing(
     how: str, script: str, undisturbed: Results, etcd: EtcdServer, tmp_path: Path
 ) -> None:

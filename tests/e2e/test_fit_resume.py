@@ -27,8 +27,9 @@ FLAVOURS = ["keras3", "tf_keras"]
 LAST_STEPS = {"watched": 60, "several": 30, "executions": 40, "unknown_size": 40, "endless": 35}
 SEED = os.environ.get("KEEPSTEP_TEST_SEED", "")
 KILLED = [(flavour, case) for flavour in FLAVOURS for case in LAST_STEPS if case != "several"]  # that is killed often
-SAMPLE = KILLED if os.environ.get("KEEPSTEP_TEST_ALL") else sorted(random.Random(SEED).sample(KILLED, 4))
-"""`make test` kills a seeded sample of the fits once, `make test-resume` each of them."""
+EVERYTHING = bool(os.environ.get("KEEPSTEP_TEST_ALL"))
+SAMPLE = KILLED if EVERYTHING else sorted(random.Random(SEED).sample(KILLED, 4))
+"""`make test` kills a seeded sample of the fits once and does the rest with Keras 3, `make test-resume` does it all."""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -116,7 +117,7 @@ def make_job(tmp_path: Path) -> Iterator[Callable[[str, str], Job]]:
         yield make
 
 
-@pytest.fixture(scope="module", params=FLAVOURS)
+@pytest.fixture(scope="module", params=FLAVOURS if EVERYTHING else FLAVOURS[:1])
 def flavour(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
