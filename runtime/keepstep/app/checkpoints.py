@@ -286,7 +286,7 @@ def _files(options: argparse.Namespace) -> int:
 
 
 def _trouble(folder: Path, found: FileSet) -> str:
-    """Why a set can not be relied on; empty where every byte of it has been read and is as it was written."""
+    """Why a set can not be relied on; empty where it is whole (of HDF5 files a changed value is not found)."""
     try:
         if any(writing(folder / file.name) is Writing.SOMEBODY for file in found.files):
             return "is being written"

@@ -32,8 +32,8 @@ class State:
         last_generation: the newest generation ever seen, kept when the coordinator lost its data.
         uploaded: this host's share of the checkpoint being saved, until its record is put.
         alone: the whole of what this host holds, uploaded since it can not reach the others any more.
-        absent: the job's hosts that have no node, and since when.
-        sighted: the job's hosts that have one, and since when.
+        absent: the job's hosts that have no node, and since when: what leaders see, since they have watched.
+        sighted: the job's hosts that have one, and since when, likewise.
         witnessed: nonce of the run that was seen going on, whether or not this host took part.
         paused_at: when this generation's pause was asked for.
         etcd_used: the hosts whose etcd is asked.

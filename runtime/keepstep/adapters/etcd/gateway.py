@@ -83,7 +83,7 @@ class Gateway:
     """Requests to whichever endpoint answers, the last good one first. For one thread at a time."""
 
     def __init__(self, endpoints: Endpoints, timeout_s: float) -> None:
-        """Prepare clients without connecting; `timeout_s` bounds all attempts together."""
+        """Prepare clients without connecting; `timeout_s` is for all attempts; connecting may add half to it."""
         self._endpoints, self._timeout_s = endpoints, timeout_s
         self._urls: tuple[str, ...] = ()
         self._version = 0
