@@ -28,6 +28,8 @@ from keepstep.intake.contract import read_environment
 _TICK_S = 0.1
 _PROGRESS_S = 2.0
 _PORTS_FROM, _PORT_BLOCKS = 20_000, 24
+_ETCD_PORTS_FROM, _ETCD_PORTS_TO = 32_000, 32_768
+"""Below those that the kernel gives to whoever asks for any: between looking and listening nobody else gets them."""
 _RETURN_S = 1.0
 """How long a host that was killed stays away."""
 _LINE_BYTES_MAX = 1 << 24
@@ -156,12 +158,13 @@ class Local:
                 (base / "input" / "config" / "resourceconfig.json").write_text(json.dumps(contract))
                 (base / "input" / "config" / "hyperparameters.json").write_text("{}")
                 (base / "input" / "config" / "inputdataconfig.json").write_text("{}")
-                self.hosts.append(_Host(name, base, self._port_block(), self._etcd_ports()))
+                block = self._port_block()
+                self.hosts.append(_Host(name, base, _PORTS_FROM + block * PORT_SPAN, etcd_port(block)))
         except OSError as error:
             raise ConfigError(str(error), "a folder that can be written", key="--out") from error
 
     def _port_block(self) -> int:
-        """The first port of a block that no other run on this machine uses."""
+        """A block of ports that no other run on this machine uses."""
         folder = Path("/tmp") / "keepstep-ports"
         folder.mkdir(mode=0o777, exist_ok=True)
         for block in range(_PORT_BLOCKS):
@@ -172,15 +175,8 @@ class Local:
                 lock.close()
                 continue
             self._locks.append(lock)
-            return _PORTS_FROM + block * PORT_SPAN
+            return block
         raise QuorumError(f"all {_PORT_BLOCKS} blocks of ports are taken", "end other local runs first")
-
-    def _etcd_ports(self) -> int:
-        """Two ports for a host's etcd, the first of which is returned."""
-        taken = {host.etcd_port + near for host in self.hosts for near in (-1, 0, 1)}
-        while (port := free_port_pair()) in taken:
-            pass
-        return port
 
     def _discard_etcd_data(self) -> None:
         """Give back the memory that etcd's data takes: on a machine of its own it would go with the container."""
@@ -297,16 +293,27 @@ class Local:
         self._say(f"written to {path}")
 
 
-def free_port_pair() -> int:
-    """A port that is free together with the one above it."""
-    for _ in range(100):
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            with contextlib.suppress(OSError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
-    raise QuorumError("no two neighbouring ports are free")
+def etcd_port(block: int) -> int:
+    """The first of two ports for the etcd of the host that has this block; what a dead run left there is passed by.
+
+    Raises:
+        QuorumError: none are free.
+    """
+    for port in range(_ETCD_PORTS_FROM + 2 * block, _ETCD_PORTS_TO - 1, 2 * _PORT_BLOCKS):
+        if is_free(port) and is_free(port + 1):
+            return port
+    raise QuorumError(f"all ports for etcd from {_ETCD_PORTS_FROM} to {_ETCD_PORTS_TO} are taken", "end what has them")
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on a local port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what is closed and lingers is in nobody's way
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def describe(summary: dict[str, Any]) -> str:
