@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from keepstep.checkpoint.commit import put_manifest, read_head, read_manifest
-from keepstep.checkpoint.keys import ManifestName, head_key, is_job, manifests_prefix, parse_manifest_key
+from keepstep.checkpoint.filing.manifest import FilesManifest, StoredFile, read_files_manifest
+from keepstep.checkpoint.keys import ManifestName, files_line, head_key, is_job, manifests_prefix, parse_manifest_key
 from keepstep.checkpoint.manifest import Manifest, StoredObject
 from keepstep.checkpoint.strict_json import MalformedDocument
 from keepstep.checkpoint.tables import read_table, write_table
 from keepstep.ports.store import NotFound, ObjectStore, PreconditionFailed
 
+Document = TypeVar("Document", Manifest, FilesManifest)
+
 
 @dataclass(frozen=True)
-class Listed:
+class Listed(Generic[Document]):
     """One checkpoint of a job.
 
     Attributes:
@@ -24,31 +28,52 @@ class Listed:
     """
 
     name: ManifestName
-    manifest: Manifest | None
+    manifest: Document | None
     trouble: str
     is_newest: bool
+
+    @property
+    def label(self) -> str:
+        """What it is called where one is asked for."""
+        return f"{self.name.generation}-{self.name.step}-{self.name.run}"
 
 
 def jobs(store: ObjectStore) -> tuple[str, ...]:
     """The jobs that have checkpoints in a store, by name."""
-    firsts = {job for key in store.list("") if is_job(job := key.partition("/")[0]) and key == head_key(job)}
+    heads = {key for key in store.list("") if key.endswith("/HEAD.json")}
+    firsts = {
+        job
+        for key in heads
+        if is_job(job := key.partition("/")[0]) and key in (head_key(job), head_key(files_line(job)))
+    }
     return tuple(sorted(firsts))
 
 
-def checkpoints(store: ObjectStore, job: str) -> tuple[Listed, ...]:
+def checkpoints(store: ObjectStore, job: str) -> tuple[Listed[Manifest], ...]:
     """All checkpoints of a job, the newest first.
 
     Raises:
         MalformedDocument: HEAD can not be read.
         StoreError: the store's own.
     """
+    return _listed(store, job, read_manifest)
+
+
+def files_checkpoints(store: ObjectStore, job: str) -> tuple[Listed[FilesManifest], ...]:
+    """All checkpoints of the script's own files, likewise."""
+    return _listed(store, files_line(job), read_files_manifest)
+
+
+def _listed(
+    store: ObjectStore, job: str, read: Callable[[ObjectStore, str, str], Document]
+) -> tuple[Listed[Document], ...]:
     head = read_head(store, job).head
     names = {name for key in store.list(manifests_prefix(job)) if (name := parse_manifest_key(job, key)) is not None}
-    found = []
+    found: list[Listed[Document]] = []
     for name in sorted(names, reverse=True):
         manifest, trouble = None, ""
         try:
-            manifest = read_manifest(store, job, name.key(job))
+            manifest = read(store, job, name.key(job))
         except (MalformedDocument, NotFound) as error:
             trouble = str(error)
         found.append(Listed(name, manifest, trouble, head is not None and head.manifest == name.key(job)))
@@ -60,15 +85,12 @@ class _Elsewhere:
     """An object of another store as a body to put; read anew whenever it is asked for."""
 
     store: ObjectStore
-    stored: StoredObject
+    key: str
+    size_bytes: int
     told: Callable[[int], None]
 
-    @property
-    def size_bytes(self) -> int:
-        return self.stored.size_bytes
-
     def __iter__(self) -> Iterator[bytes]:
-        for piece in self.store.get(self.stored.key):
+        for piece in self.store.get(self.key):
             self.told(len(piece))
             yield piece
 
@@ -88,12 +110,25 @@ def copy(source: ObjectStore, manifest: Manifest, target: ObjectStore, told: Cal
         StoreError: either store's own.
     """
     for stored in manifest.objects:
-        with suppress(PreconditionFailed):  # there already: names of objects are never used twice
-            body = _Elsewhere(source, stored, told)
-            target.put(stored.key, body, if_absent=True, crc32c=int(stored.crc32c, 16))
+        _copy_object(source, stored, target, told)
     for rank in range(manifest.world_size):
         with suppress(NotFound, MalformedDocument):  # a checkpoint is whole without
             write_table(
                 target, manifest.job, manifest.name, rank, read_table(source, manifest.job, manifest.name, rank)
             )
     put_manifest(target, manifest)
+
+
+def copy_files(source: ObjectStore, manifest: FilesManifest, target: ObjectStore, told: Callable[[int], None]) -> None:
+    """The same for a checkpoint of the script's own files."""
+    for file in manifest.files():
+        _copy_object(source, file, target, told)
+    put_manifest(target, manifest)
+
+
+def _copy_object(
+    source: ObjectStore, stored: StoredObject | StoredFile, target: ObjectStore, told: Callable[[int], None]
+) -> None:
+    with suppress(PreconditionFailed):  # there already: names of objects are never used twice
+        body = _Elsewhere(source, stored.key, stored.size_bytes, told)
+        target.put(stored.key, body, if_absent=True, crc32c=int(stored.crc32c, 16))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from keepstep.checkpoint.keys import head_key, manifests_prefix, parse_manifest_key
 from keepstep.checkpoint.manifest import (
@@ -26,6 +27,33 @@ from keepstep.ports.store import Conflict, NotFound, ObjectStore, PreconditionFa
 
 ATTEMPTS = 16
 """Swaps tried against other writers; each one that is lost means that somebody else's succeeded."""
+
+
+class Committable(Protocol):
+    """The document that makes a checkpoint exist."""
+
+    @property
+    def job(self) -> str: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def run(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+
+    def to_bytes(self) -> bytes: ...
+
+    def says_the_same(self, there: bytes) -> bool:
+        """Whether a document under the same key is of the same checkpoint, whoever wrote it.
+
+        Raises:
+            MalformedDocument: it is none.
+        """
+        ...
 
 
 class Fenced(Exception):
@@ -63,8 +91,16 @@ def read_head(store: ObjectStore, job: str) -> Seen:
         return Seen(None, None)
 
 
-def newest_checkpoint(store: ObjectStore, job: str, without: frozenset[str]) -> tuple[Head | None, tuple[str, ...]]:
+def newest_checkpoint(
+    store: ObjectStore, job: str, without: frozenset[str], read: ReadManifest | None = None
+) -> tuple[Head | None, tuple[str, ...]]:
     """HEAD; where the checkpoint it names is among `without`, HEAD as if the next older one were the newest.
+
+    Args:
+        store: where.
+        job: whose, or what stands for it.
+        without: keys of manifests that are not to be taken.
+        read: reads a manifest of this line; as `read_manifest` where it is not given.
 
     Returns:
         HEAD, and the keys of manifests that were passed over because they can not be read.
@@ -83,7 +119,7 @@ def newest_checkpoint(store: ObjectStore, job: str, without: frozenset[str]) -> 
         if key in without:
             continue
         try:
-            manifest = read_manifest(store, job, key)
+            manifest = (read or read_manifest)(store, job, key)
         except (MalformedDocument, NotFound):
             unreadable.append(key)
             continue
@@ -104,7 +140,11 @@ def read_manifest(store: ObjectStore, job: str, key: str) -> Manifest:
     return manifest
 
 
-def commit(store: ObjectStore, manifest: Manifest, nonce: Callable[[], str] = new_nonce) -> str:
+ReadManifest = Callable[[ObjectStore, str, str], Committable]
+"""Reads the manifest of a key, for a job or what stands for it."""
+
+
+def commit(store: ObjectStore, manifest: Committable, nonce: Callable[[], str] = new_nonce) -> str:
     """Make a checkpoint exist and be the newest; returns its manifest's key. Committing it again changes nothing.
 
     Raises:
@@ -154,7 +194,7 @@ def _swap_head(store: ObjectStore, job: str, change: Callable[[Head | None], Hea
     raise Conflict(f"HEAD of {job} changed {ATTEMPTS} times while it was to be swapped")
 
 
-def _refuse(head: Head | None, manifest: Manifest) -> None:
+def _refuse(head: Head | None, manifest: Committable) -> None:
     if head is None or head.generation < manifest.generation:
         return
     if head.generation > manifest.generation:
@@ -166,21 +206,21 @@ def _refuse(head: Head | None, manifest: Manifest) -> None:
         raise StaleStep(f"step {newest.step} is committed, {manifest.step} comes too late")
 
 
-def _claimed(head: Head | None, manifest: Manifest, nonce: str) -> Head | None:
+def _claimed(head: Head | None, manifest: Committable, nonce: str) -> Head | None:
     _refuse(head, manifest)
     if head is not None and head.generation == manifest.generation:
         return None
     return claim_head(head, manifest.generation, manifest.run, nonce)
 
 
-def _advanced(head: Head | None, manifest: Manifest, nonce: str) -> Head | None:
+def _advanced(head: Head | None, manifest: Committable, nonce: str) -> Head | None:
     _refuse(head, manifest)
     if head is not None and head.manifest == manifest.key and head.generation == manifest.generation:
         return None
     return Head(manifest.generation, manifest.step, manifest.key, manifest.digest, manifest.run, nonce)
 
 
-def put_manifest(store: ObjectStore, manifest: Manifest) -> None:
+def put_manifest(store: ObjectStore, manifest: Committable) -> None:
     """Write a manifest, whether or not HEAD will name it.
 
     Raises:
@@ -195,10 +235,10 @@ def put_manifest(store: ObjectStore, manifest: Manifest) -> None:
         except PreconditionFailed:
             pass
         try:
-            there = read_manifest(store, manifest.job, manifest.key)
+            there = read_small(store, manifest.key, MANIFEST_BYTES_MAX)
         except NotFound:
             continue
-        if (there.digest, there.world_size) != (manifest.digest, manifest.world_size):
-            raise StaleStep(f"{manifest.key} stands already, for {there.world_size} ranks and {there.digest}")
+        if not manifest.says_the_same(there):
+            raise StaleStep(f"{manifest.key} stands already, of another state than {manifest.digest}")
         return
     raise Conflict(f"{manifest.key} came and went {ATTEMPTS} times")

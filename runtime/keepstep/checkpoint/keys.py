@@ -7,6 +7,11 @@
 <job>/objects/g<generation>/s<step>/tensors-<rank>.<run>    the CRCs of a rank's tensors; no manifest names it
 <job>/probe/<nonce>                                written and removed when a store is opened
 <job>/trust/authority.json                         by what the hosts know each other; removed at the end of the job
+
+What a script wrote itself has a line of its own, `<job>/files`, numbered by commits instead of steps:
+
+<job>/files/HEAD.json, <job>/files/manifests/...   as above
+<job>/files/objects/g<generation>/s<number>/<nonce>/<place>-<name>    a file as the script wrote it
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ _MANIFEST = re.compile(rf"{_NUMBER}-{_NUMBER}-([A-Za-z0-9][A-Za-z0-9_-]{{0,63}})
 _OBJECT = re.compile(
     rf"g{_NUMBER}/s{_NUMBER}/(?:replicated-{_NUMBER}-of-{_NUMBER}|(?:local|tensors)-{_NUMBER})\.[A-Za-z0-9][A-Za-z0-9_-]{{0,63}}"
 )
+_FILE = re.compile(rf"g{_NUMBER}/s{_NUMBER}/[0-9a-f]{{8,64}}/{_NUMBER}-[A-Za-z0-9._=+@,-]{{1,128}}")
+_NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9._=+@,-]")
 
 
 @dataclass(frozen=True, order=True)
@@ -43,6 +50,24 @@ def is_job(text: str) -> bool:
 def is_run(text: str) -> bool:
     """Whether `text` can be a run's nonce."""
     return _RUN.fullmatch(text) is not None
+
+
+def files_line(job: str) -> str:
+    """What stands for the job where its script's own files are meant."""
+    return f"{job}/files"
+
+
+def file_key(line: str, name: ManifestName, nonce: str, place: int, file: str) -> str:
+    """Key of a script's own file, the `place`-th of its checkpoint; the name is for people to read."""
+    shown = _NOT_IN_KEYS.sub("_", file)[-128:]
+    return f"{objects_prefix(line)}g{name.generation}/s{name.step}/{nonce}/{place}-{shown}"
+
+
+def parse_file_key(line: str, key: str) -> tuple[int, int] | None:
+    """Generation and number of a file's key; None where it is none of this line."""
+    prefix = objects_prefix(line)
+    found = _FILE.fullmatch(key, len(prefix)) if key.startswith(prefix) else None
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def head_key(job: str) -> str:

@@ -96,6 +96,17 @@ class Manifest:
             raise IndexError(f"rank {rank} of a world of {self.world_size}")
         return self.objects[self.world_size + rank]
 
+    def says_the_same(self, there: bytes) -> bool:
+        """Whether a document under the same key is of the same checkpoint, whoever wrote it.
+
+        Raises:
+            MalformedDocument: it is none.
+        """
+        other = parse_manifest(there)
+        return (other.job, other.key, other.digest, other.world_size) == (
+            self.job, self.key, self.digest, self.world_size
+        )  # fmt: skip
+
     def to_bytes(self) -> bytes:
         """The document as the store keeps it."""
         document: dict[str, object] = {"version": VERSION, **asdict(self)}

@@ -98,7 +98,7 @@ def sweep(store: ObjectStore, job: str, generation: int | None, retention: Reten
     objects = sum(_delete_checkpoint(store, job, name) for name in sorted(doomed))
     alive = {(name.generation, name.step) for name in names - doomed}
     for key in _garbage(store, job, alive, committed):
-        objects += _delete_if_old(store, key, now_unix - retention.grace_s)
+        objects += delete_if_old(store, key, now_unix - retention.grace_s)
     unfinished = store.discard_unfinished(f"{job}/", now_unix - retention.grace_s)
     return Swept(len(doomed), objects, unfinished)
 
@@ -130,7 +130,8 @@ def _garbage(
             yield key
 
 
-def _delete_if_old(store: ObjectStore, key: str, before_unix: float) -> int:
+def delete_if_old(store: ObjectStore, key: str, before_unix: float) -> int:
+    """Delete an object that was written before then; returns 1 where it did."""
     try:
         if store.stat(key).modified_unix >= before_unix:
             return 0

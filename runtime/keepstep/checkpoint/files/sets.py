@@ -21,10 +21,10 @@ KERAS_SUFFIX, WEIGHTS_SUFFIX = ".keras", ".weights.h5"
 HDF5_SUFFIXES = (".h5", ".hdf5")
 _INDEX_SUFFIX, _GRAPH_SUFFIX = ".index", ".meta"
 _SHARD = re.compile(r"(?P<prefix>.+)\.data-(?P<shard>\d{5,})-of-(?P<shards>\d{5,})")
+_UNDER_WAY = r".*_temp | workertemp_.* | .*\.tempstate\d* | .*\.tmp[0-9a-f]{32} | checkpoint\.tmp.*"
+_UNFINISHED = re.compile(_UNDER_WAY, re.VERBOSE | re.DOTALL)
 _IGNORED = re.compile(
-    r"""\..* | .*\.sagemaker-(?:uploading|uploaded|ignore)
-    | .*_temp | workertemp_.* | .*\.tempstate\d* | .*\.tmp[0-9a-f]{32} | checkpoint\.tmp.* | .*\.bkp""",
-    re.VERBOSE | re.DOTALL,
+    rf"\..* | .*\.sagemaker-(?:uploading|uploaded|ignore) | {_UNDER_WAY} | .*\.bkp", re.VERBOSE | re.DOTALL
 )
 _WORDS = "epoch|ep|e|step|iter|iteration|batch|ckpt|cp|checkpoint"
 _NUMBER = re.compile(
@@ -117,14 +117,38 @@ def find_sets(listing: Iterable[ListedFile], state: NamedCheckpoints) -> tuple[F
     found = [*_bundles(files, state), *_backup(files), *_single(files)]
     newest: dict[tuple[Kind, str], int] = {}
     for each in found:
-        newest[_family(each)] = max(newest.get(_family(each), 0), each.mtime_ns)
+        newest[family_of(each)] = max(newest.get(family_of(each), 0), each.mtime_ns)
 
     def order(each: FileSet) -> tuple[object, ...]:
-        family = _family(each)
+        family = family_of(each)
         is_latest = each.kind is Kind.TENSORFLOW and each.name == state.latest
         return newest[family], family, is_latest, -1 if each.step is None else each.step, each.mtime_ns
 
     return tuple(sorted(found, key=order))
+
+
+def find_torn(listing: Iterable[ListedFile], sets: Iterable[FileSet]) -> tuple[str, ...]:
+    """Names of files that a writer left behind when it died: parts of bundles that are not complete, unfinished files.
+
+    Args:
+        listing: as `find_sets` took it.
+        sets: what it found.
+    """
+    whole = {file.name for each in sets for file in each.files}
+    prefixes = {each.name for each in sets if each.kind is Kind.TENSORFLOW}
+    torn = []
+    for name in (file.name for file in listing if not file.name.startswith(".")):
+        shard = _SHARD.fullmatch(name)
+        prefix = shard["prefix"] if shard is not None else name.removesuffix(_INDEX_SUFFIX)
+        part = (shard is not None or prefix != name) and prefix not in prefixes
+        if name not in whole and (part or _UNFINISHED.fullmatch(name)):
+            torn.append(name)
+    return tuple(torn)
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file or folder of this name is what TensorFlow or Keras had not finished."""
+    return _UNFINISHED.fullmatch(name) is not None
 
 
 def parse_step(kind: Kind, name: str) -> int | None:
@@ -157,8 +181,8 @@ def _stem(kind: Kind, name: str) -> str:
     return name
 
 
-def _family(each: FileSet) -> tuple[Kind, str]:
-    """What the sets of one writer have in common: the name without the step."""
+def family_of(each: FileSet) -> tuple[Kind, str]:
+    """What the sets of one writer in a folder have in common: the name without the step."""
     place = _step_place(each.kind, each.name)
     return each.kind, each.name if place is None else f"{each.name[: place[0]]}#"
 

@@ -7,6 +7,7 @@ it: one field a line, strings escaped as in C.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 STATE_NAME = "checkpoint"
@@ -40,23 +41,22 @@ def parse_state(text: str) -> NamedCheckpoints:
     return NamedCheckpoints(latest, frozenset(prefixes - {""}))
 
 
-def format_state(prefix: str, mtime_ns: int) -> str:
-    """The state file of a folder that holds this checkpoint alone.
+def format_state(named: Sequence[tuple[str, int]]) -> str:
+    """The state file of a folder that holds these checkpoints, the last of them the latest.
 
-    A `CheckpointManager` deletes only what is younger than the last that it was to preserve for good: without the two
-    times it would never delete this one.
+    A `CheckpointManager` deletes only what is younger than the last that it was to preserve for good: without the
+    times it would never delete any of these.
 
     Args:
-        prefix: the checkpoint's.
-        mtime_ns: when it was written, in nanoseconds since 1970.
+        named: at least one prefix, each with the time at which it was written, in nanoseconds since 1970.
     """
-    path, second = _escaped(prefix), 1_000_000_000
-    return (
-        f'model_checkpoint_path: "{path}"\n'
-        f'all_model_checkpoint_paths: "{path}"\n'
-        f"all_model_checkpoint_timestamps: {mtime_ns / second!r}\n"
-        f"last_preserved_timestamp: {(mtime_ns - second) / second!r}\n"
-    )
+    second = 1_000_000_000
+    prefixes, times = [_escaped(prefix) for prefix, _ in named], [mtime_ns for _, mtime_ns in named]
+    lines = [f'model_checkpoint_path: "{prefixes[-1]}"']
+    lines += [f'all_model_checkpoint_paths: "{prefix}"' for prefix in prefixes]
+    lines += [f"all_model_checkpoint_timestamps: {mtime_ns / second!r}" for mtime_ns in times]
+    lines.append(f"last_preserved_timestamp: {(min(times) - second) / second!r}")
+    return "\n".join(lines) + "\n"
 
 
 def _unescaped(value: str) -> str:

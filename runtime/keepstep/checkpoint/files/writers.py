@@ -138,7 +138,7 @@ def capture(folder: Path, found: FileSet, target: Path) -> None:
                 _check_unchanged(folder / file.name, file)
             _check_copy(folder, found, target)
             if found.is_named:
-                (target / STATE_NAME).write_text(format_state(found.name, found.mtime_ns), encoding="ascii")
+                (target / STATE_NAME).write_text(format_state([(found.name, found.mtime_ns)]), encoding="ascii")
         except OSError as error:
             raise UnfitFile(target, f"{error.strerror or error}", "the copy of a set") from error
         undo.pop_all()

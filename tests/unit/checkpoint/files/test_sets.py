@@ -170,7 +170,7 @@ def test_the_state_file_is_read() -> None:
 
 @pytest.mark.parametrize("prefix", ["ckpt-1", 'a "b"\\c', "é", "tab\t", "\udcff", "new\nline"])
 def test_a_state_file_that_is_written_names_its_checkpoint(prefix: str) -> None:
-    text = format_state(prefix, 5_500_000_000)
+    text = format_state([(prefix, 5_500_000_000)])
     assert text.isascii()
     assert text.endswith("\nall_model_checkpoint_timestamps: 5.5\nlast_preserved_timestamp: 4.5\n")
     assert parse_state(text) == NamedCheckpoints(prefix, frozenset({prefix}))

@@ -1,0 +1,185 @@
+"""Copies of a script's files into the store, committed as one; what did not change is not uploaded again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from keepstep.checkpoint.commit import Fenced, commit, new_nonce, newest_checkpoint, read_head
+from keepstep.checkpoint.digests import file_chunks, file_crc32c
+from keepstep.checkpoint.files.sets import ListedFile
+from keepstep.checkpoint.files.watched import WRITERS_MAX, CopiedSet, Edition
+from keepstep.checkpoint.filing.manifest import (
+    FilesManifest,
+    StoredFile,
+    StoredSet,
+    as_object,
+    read_files_manifest,
+)
+from keepstep.checkpoint.keys import (
+    ManifestName,
+    file_key,
+    files_line,
+    manifests_prefix,
+    objects_prefix,
+    parse_file_key,
+    parse_manifest_key,
+)
+from keepstep.checkpoint.restore import CorruptObject, receive
+from keepstep.checkpoint.retention import GRACE_S, Swept, delete_if_old, plan_retention
+from keepstep.checkpoint.strict_json import MalformedDocument
+from keepstep.ports.store import NotFound, ObjectStore
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint of files that is committed (None: there is none), and the bytes that had to be uploaded for it."""
+
+    manifest: FilesManifest | None
+    uploaded_bytes: int
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of a copy as a body to put."""
+
+    fd: int
+    size_bytes: int
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from file_chunks(self.fd, 0, self.size_bytes)
+
+
+@dataclass(frozen=True)
+class _Upload:
+    store: ObjectStore
+    line: str
+    name: ManifestName
+    nonce: str
+    known: Mapping[tuple[str, StoredFile], StoredFile]
+    """What lies in the store already, by folder and what there is to say of the file without its key."""
+
+
+def newest_files(store: ObjectStore, job: str, without: frozenset[str] = frozenset()) -> FilesManifest | None:
+    """The newest committed checkpoint of a script's own files that can be read; None where there is none.
+
+    Raises:
+        MalformedDocument: HEAD is not what keepstep wrote.
+        StoreError: the store's own.
+    """
+    line, passed = files_line(job), set(without)
+    while True:
+        head, _ = newest_checkpoint(store, line, frozenset(passed), read_files_manifest)
+        if head is None or not head.manifest:
+            return None
+        try:
+            return read_files_manifest(store, line, head.manifest)
+        except (MalformedDocument, NotFound):
+            passed.add(head.manifest)
+
+
+def keep(store: ObjectStore, job: str, edition: Edition, generation: int, run: str, created_unix: int) -> Kept:
+    """Upload an edition and commit it, with what is committed already of other writers. What says nothing new is left.
+
+    Raises:
+        Fenced: another generation or run has HEAD.
+        ChecksumMismatch: a copy changed under our hands.
+        StoreError: the store's own.
+    """
+    line = files_line(job)
+    before = newest_files(store, job)
+    if not edition.sets:
+        return Kept(before, 0)
+    names = (parse_manifest_key(line, key) for key in store.list(manifests_prefix(line)))
+    number = max((name.step for name in names if name is not None), default=0) + 1
+    sets_before = () if before is None else before.sets
+    known = {(each.folder, replace(file, key="")): file for each in sets_before for file in each.files}
+    upload = _Upload(store, line, ManifestName(generation, number, run), new_nonce(), known)
+    uploaded, place, sets = 0, 0, list[StoredSet]()
+    for copied in edition.sets:
+        files = []
+        for listed in copied.found.files:
+            stored, size_bytes = _put(upload, copied, listed, place)
+            files.append(stored)
+            uploaded, place = uploaded + size_bytes, place + 1
+        found = copied.found
+        sets.append(StoredSet(copied.folder, found.kind, found.name, found.is_named, tuple(files)))
+    newest = {each.writer: each for each in (*sets_before, *sets)}
+    youngest = sorted(newest, key=lambda writer: -newest[writer].mtime_ns)[:WRITERS_MAX]
+    whole = tuple(newest[writer] for writer in sorted(youngest))
+    manifest = FilesManifest(job, generation, number, run, whole, created_unix)
+    head = read_head(store, line).head
+    if before is not None and head is not None and head.manifest == before.key and before.digest == manifest.digest:
+        if head.generation > generation:
+            raise Fenced(f"HEAD of {line} belongs to generation {head.generation}, this is {generation}")
+        return Kept(before, uploaded)
+    commit(store, manifest)
+    return Kept(manifest, uploaded)
+
+
+def _put(upload: _Upload, copied: CopiedSet, listed: ListedFile, place: int) -> tuple[StoredFile, int]:
+    """The file as the store has it, and how many bytes went there."""
+    fd = os.open(copied.place / listed.name, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        crc = file_crc32c(fd, 0, listed.size_bytes)
+        file = StoredFile(listed.name, "", listed.size_bytes, f"{crc:08x}", listed.mtime_ns)
+        there = upload.known.get((copied.folder, file))
+        if there is not None:
+            return there, 0
+        key = file_key(upload.line, upload.name, upload.nonce, place, listed.name)
+        upload.store.put(key, _File(fd, listed.size_bytes), crc32c=crc)
+    finally:
+        os.close(fd)
+    return replace(file, key=key), listed.size_bytes
+
+
+def verify_files(store: ObjectStore, manifest: FilesManifest, told: Callable[[int], None]) -> list[str]:
+    """Read all files back; what is wrong with them, nothing where they are sound.
+
+    Raises:
+        StoreError: the store's own, but for a file that is gone.
+    """
+    wrong = []
+    for file in manifest.files():
+        try:
+            receive(store, as_object(file), lambda piece, _: told(len(piece)))
+        except (CorruptObject, NotFound) as error:
+            wrong.append(str(error))
+    return wrong
+
+
+def sweep_files(store: ObjectStore, job: str, keep_last: int, now_unix: float, grace_s: float = GRACE_S) -> Swept:
+    """Delete all but the newest checkpoints of files: manifests first, then what only those named, then old garbage.
+
+    Raises:
+        StoreError: the store's own.
+    """
+    line = files_line(job)
+    head = read_head(store, line).head
+    committed = None if head is None else parse_manifest_key(line, head.manifest)
+    if committed is None:
+        return Swept(0, 0, 0)
+    names = {name for key in store.list(manifests_prefix(line)) if (name := parse_manifest_key(line, key)) is not None}
+    doomed = {name for name in plan_retention(names, keep_last, 0, {committed}) if name < committed}
+    try:
+        wanted = {key for name in names - doomed for key in _keys(store, line, name)}
+    except (MalformedDocument, NotFound):  # what it names is not known: nothing is deleted then
+        return Swept(0, 0, 0)
+    objects: set[str] = set()
+    for name in sorted(doomed):
+        with contextlib.suppress(MalformedDocument, NotFound):
+            objects |= _keys(store, line, name) - wanted
+        store.delete(name.key(line))
+    for key in objects:
+        store.delete(key)
+    garbage = [
+        key for key in store.list(objects_prefix(line)) if key not in wanted and parse_file_key(line, key) is not None
+    ]
+    old = sum(delete_if_old(store, key, now_unix - grace_s) for key in garbage)
+    return Swept(len(doomed), len(objects) + old, 0)
+
+
+def _keys(store: ObjectStore, line: str, name: ManifestName) -> set[str]:
+    return {file.key for file in read_files_manifest(store, line, name.key(line)).files()}
