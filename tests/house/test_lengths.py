@@ -7,10 +7,10 @@ from tests.house.source import Function, functions, label, python_files
 MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 PARAMETERS_MAX = 6
-CORE_LINES_MAX = 2500
+CORE_LINES_MAX = 2700
 VOCABULARY_NAMES = (
-    *("actions", "causes", "codec", "events", "facts", "job", "policy", "quantities", "reasons", "records", "values"),
-    "view",
+    *("actions", "causes", "codec", "events", "facts", "files_events", "job", "policy", "quantities", "reasons"),
+    *("records", "values", "view"),
 )
 VOCABULARY = {f"{name}.py" for name in VOCABULARY_NAMES}
 """Declarations: what is known, said and wanted. They decide nothing, and grow with every knob and every fact."""

@@ -42,6 +42,7 @@ class Stage:
             name="job", host="algo-1", hosts=names, node_id="one", boot=0, address="10.0.0.1", port_base=20000,
             run="run1", strategy="multi_worker", python="python", script="train.py", arguments=(), has_store=store,
             etcd_hosts=first_etcd_hosts(names),
+            watch="/checkpoints" if any(knob.startswith("checkpoint.watch=") for knob in knobs) else "",
         )  # fmt: skip
         self.now = START
         self.state = initial_state(job, load_policy("default", knobs), self.now)
@@ -49,6 +50,7 @@ class Stage:
         self.records: dict[str, tuple[object, int]] = {}
         self.revision = self.leases = self.seals = 0
         self.head: e.Head | None = None
+        self.edition, self.files = 0, ""
         self.worker = ""
         self.entered = 0
         self.watches_all = False
@@ -134,7 +136,7 @@ class Stage:
 
     def _answer_from_store(self, action: a.Action) -> None:
         operation = getattr(action, "operation", "")
-        remote = isinstance(action, a.UploadSnapshot | a.CommitCheckpoint | a.ReadHead | a.FetchSnapshot)
+        remote = isinstance(action, a.UploadSnapshot | a.CommitCheckpoint | a.ReadHead | a.FetchSnapshot | a.KeepFiles)
         if remote and "store" in self.out_of_order:
             self.post(e.OperationFailed(operation, "no route to the store", 1.0))
         elif remote and "permission" in self.out_of_order:
@@ -170,7 +172,21 @@ class Stage:
                     head = self.head = replace(head, generation=max(head.generation, action.claim))
                 if head is not None and head.manifest in action.without:
                     head = replace(head, step=10, digest="d10", manifest="manifests/10")
-                self.post(e.HeadRead(action.operation, head))
+                files = "files/0" if self.files in action.without else self.files
+                self.post(e.HeadRead(action.operation, head, files))
+            case a.SettleFiles():
+                self.post(e.FilesSettled(action.operation, action.mark, self.edition))
+            case a.KeepFiles() if "fence" in self.out_of_order:
+                self.post(e.CommitRefused(action.operation, action.generation, 0))
+            case a.KeepFiles():
+                self.files = f"files/{action.edition}"
+                self.post(e.FilesKept(action.operation, action.edition, self.files, action.edition, 100, 0.1))
+            case a.PutBackFiles() if "folder" in self.out_of_order:
+                self.post(e.FilesStuck(action.operation, "no space left on device"))
+            case a.PutBackFiles() if f"checkpoint {action.manifest}" in self.out_of_order:
+                self.post(e.CheckpointCorrupt(action.operation, action.manifest, "checksum"))
+            case a.PutBackFiles():
+                self.post(e.FilesPutBack(action.operation, action.generation, self.edition, 1, 0))
             case a.FetchSnapshot() if "checkpoint" in self.out_of_order and not action.manifest.endswith("/10"):
                 self.post(e.CheckpointCorrupt(action.operation, action.manifest, "checksum"))
             case a.FetchSnapshot():
@@ -237,6 +253,15 @@ class Stage:
         if orders is not None and orders.grant >= 0:
             self.happens(e.SnapshotSealed(self.worker, self._seal(orders.grant, number)))
 
+    def writes(self, edition: str) -> None:
+        """The script has written a checkpoint of its own, and it was copied whole."""
+        self.edition = int(edition)
+        self.happens(e.FilesCopied(self.edition, (f"ckpt-{edition}",)))
+
+    def writes_unseen(self, edition: str) -> None:
+        """The script has written one in its last moments: whoever looks finds it."""
+        self.edition = int(edition)
+
     def dies(self, signal: str = "9") -> None:
         self.happens(self._exit(signal=int(signal)))
 
@@ -274,6 +299,15 @@ class Stage:
         """An older generation turns up at a newer revision, as after a restore of etcd's data."""
         generation = self.records["generation"][0]
         self.happens(e.RecordSeen(replace(generation, number=int(number)), self.revision + 1))
+
+    def files_kept(self, manifest: str) -> None:
+        """An earlier run left these files."""
+        self.files = manifest
+
+    def runs(self) -> None:
+        """The worker runs and says nothing."""
+        self.happens(e.WorkerStarted(self.worker, 4711))
+        self.happens(e.WorkerHello(self.worker))
 
     def committed(self, step: str) -> None:
         """An earlier run left this checkpoint."""

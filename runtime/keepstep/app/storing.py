@@ -21,7 +21,7 @@ from keepstep.ports import TlsFiles
 
 _RESTART_S = 0.2
 _STORE_AGAIN_S = 2.0
-_DECIDED = ("corrupt", "missing", "fenced", "conflict")
+_DECIDED = ("corrupt", "missing", "fenced", "conflict", "stuck")
 """Errors that mean something of their own to whoever asked."""
 
 
@@ -113,7 +113,9 @@ class Storing:
     async def _call(self, command: Mapping[str, object], fd: int | None = None) -> dict[str, Any]:
         return await self._client.call(command, fd)
 
-    async def _ask(self, operation: str, command: Mapping[str, object], fd: int | None = None) -> dict[str, Any] | None:
+    async def attempt(
+        self, operation: str, command: Mapping[str, object], fd: int | None = None
+    ) -> dict[str, Any] | None:
         """The reply where it is good; otherwise the event that says why not is posted."""
         try:
             reply = await self._call(command, fd)
@@ -132,7 +134,7 @@ class Storing:
     async def verify(self, action: a.VerifySlab, fd: int) -> None:
         """Read a sealed slab once, whole."""
         command = {"command": "verify", "slab": action.slab, "step": action.step, "size_bytes": action.size_bytes}
-        reply = await self._ask(action.operation, command, fd)
+        reply = await self.attempt(action.operation, command, fd)
         if reply is None:
             return
         if reply.get("ok"):
@@ -148,7 +150,7 @@ class Storing:
             "command": "upload", "slab": action.slab, "step": action.step, "generation": action.generation,
             "run": action.run, "rank": action.rank, "world": action.world_size, "size_bytes": action.size_bytes,
         }  # fmt: skip
-        reply = await self._ask(action.operation, command, fd)
+        reply = await self.attempt(action.operation, command, fd)
         if reply is None:
             return
         if reply.get("ok"):
@@ -166,7 +168,7 @@ class Storing:
             "command": "commit", "generation": action.generation, "step": action.step, "run": action.run,
             "world": action.world_size, "digest": action.digest, "objects": [asdict(item) for item in action.objects],
         }  # fmt: skip
-        reply = await self._ask(action.operation, command)
+        reply = await self.attempt(action.operation, command)
         if reply is None:
             return
         if reply.get("ok"):
@@ -200,7 +202,9 @@ class Storing:
         command: dict[str, object] = {"command": "head", "without": list(action.without)}
         if action.claim:
             command |= {"claim": action.claim, "run": action.run}
-        reply = await self._ask(action.operation, command)
+        if action.files:
+            command["files"] = True
+        reply = await self.attempt(action.operation, command)
         if reply is None:
             return
         if reply.get("ok"):
@@ -210,7 +214,8 @@ class Storing:
             )  # fmt: skip
             for manifest in reply.get("unreadable", ()):
                 self._log(f"checkpoint {manifest} can not be read; an older one is taken")
-            self._post(e.HeadRead(action.operation, head))
+            files, generation = str(reply.get("files", "")), int(reply.get("files_generation", 0))
+            self._post(e.HeadRead(action.operation, head, files, generation))
         elif reply.get("error") in _DECIDED:
             self._post(e.OperationFailed(action.operation, str(reply.get("detail")), _STORE_AGAIN_S))
 
@@ -221,7 +226,7 @@ class Storing:
             "command": "fetch", "manifest": action.manifest, "rank": action.rank, "world": action.world_size,
             "peers": action.peers,
         }  # fmt: skip
-        reply = await self._ask(action.operation, command, fd)
+        reply = await self.attempt(action.operation, command, fd)
         if reply is not None and reply.get("ok"):
             size_bytes, step = int(reply["size_bytes"]), int(reply["step"])
             await link.adopt(action.slab, fd, size_bytes)

@@ -184,13 +184,14 @@ class ReadHead:
     """Read HEAD, leaving out manifests that were found corrupt.
 
     `claim` is the generation that is to have it from now on, 0 for none: one that is older commits nothing any more. It
-    is not taken from a newer one.
+    is not taken from a newer one. `files`: the one of the script's own files, too.
     """
 
     operation: str
     without: tuple[str, ...]
     claim: int = 0
     run: str = ""
+    files: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,37 @@ class FetchSnapshot:
     rank: int
     world_size: int
     peers: tuple[tuple[str, str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeepFiles:
+    """Upload an edition of the script's own files and commit it for a generation."""
+
+    operation: str
+    edition: int
+    generation: int
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettleFiles:
+    """Go over the script's folder now, and copy what is new and whole."""
+
+    operation: str
+    mark: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutBackFiles:
+    """Have the script's folder hold what a manifest says (empty: none), and nothing newer or torn.
+
+    What is newer and whole stays where the folder is the script's `own` and nobody else's has to be like it.
+    """
+
+    operation: str
+    generation: int
+    manifest: str
+    own: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,5 +295,5 @@ Action = (
     GrantLease | RevokeLease | Put | StartWorker | StopWorker | SignalWorker | WriteOrders | SampleEntered
     | AllocateSlabs | HandSlabs | DropSlabs | ClearSeal | VerifySlab | UploadSnapshot | CommitCheckpoint | ReadHead
     | FetchSnapshot | SweepStore | Report | WriteFailure | ForgetRecords | JoinEtcd | UseEtcd
-    | WatchAll | CompareReplicas
+    | WatchAll | CompareReplicas | KeepFiles | SettleFiles | PutBackFiles
 )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 from keepstep.core import (
     checkpoints,
     cluster,
+    files,
     generations,
     interruption,
     leaving,
@@ -57,7 +58,7 @@ def _on_operation_failed(turn: Turn, event: e.OperationFailed) -> None:
     turn.landed(event.operation, turn.now + event.retry_s)
     turn.because(Reason.OPERATION_FAILED, f"{event.operation}: {event.error}")
     checkpoints.release_upload(turn, event.operation)
-    if event.operation.startswith(("upload:", "alone:", "commit:", "head", "fetch:")):
+    if event.operation.startswith(("upload:", "alone:", "commit:", "head", "fetch:", "files:")):
         if turn.state.store.available:
             turn.do(Report(Measure.STORE_AVAILABLE, 0.0), Reason.STORE_UNAVAILABLE, event.error)
             turn.set_store(available=False, failing_since=turn.now)
@@ -107,6 +108,11 @@ ABSORB: dict[type, Callable[[Turn, Any], None]] = {
     e.CommitRefused: saving.on_commit_refused,
     e.HeadRead: generations.on_head_read,
     e.StoreRefused: _on_store_refused,
+    e.FilesCopied: files.on_files_copied,
+    e.FilesSettled: files.on_files_settled,
+    e.FilesKept: files.on_files_kept,
+    e.FilesPutBack: files.on_files_put_back,
+    e.FilesStuck: files.on_files_stuck,
     e.EtcdJoined: quorum.on_etcd_joined,
     e.SnapshotFetched: workers.on_snapshot_fetched,
     e.CheckpointCorrupt: workers.on_checkpoint_corrupt,
@@ -124,6 +130,7 @@ CONVERGE: tuple[Callable[[Turn], None], ...] = (
     interruption.tell,
     workers.stop_older,
     checkpoints.verify,
+    files.keep,
     membership.acknowledge,
     generations.lead,
     workers.start,

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from keepstep.core.files_events import FilesCopied as FilesCopied
+from keepstep.core.files_events import FilesKept as FilesKept
+from keepstep.core.files_events import FilesPutBack as FilesPutBack
+from keepstep.core.files_events import FilesSettled as FilesSettled
+from keepstep.core.files_events import FilesStuck as FilesStuck
 from keepstep.core.records import Record, StoredObject
 
 
@@ -269,8 +274,15 @@ class EtcdJoined:
 
 @dataclass(frozen=True, slots=True)
 class HeadRead:
+    """`files` is the manifest of the newest committed checkpoint of the script's own files; empty for none.
+
+    `files_generation` is the newest generation that claimed their HEAD.
+    """
+
     operation: str
     head: Head | None
+    files: str = ""
+    files_generation: int = 0
     kind: Literal["head_read"] = "head_read"
 
 
@@ -345,5 +357,5 @@ Event = (
     | FirstStepCompleted | StepsSampled | LayoutAnnounced | SnapshotSealed | SnapshotVerified | SnapshotBad
     | SnapshotUploaded | ReplicasCompared | CheckpointCommitted | CommitRefused | HeadRead | StoreRefused
     | SnapshotFetched | CheckpointCorrupt | EtcdJoined | EnteredSampled | WorkerExited | InterruptionNoticed
-    | TimerFired
+    | TimerFired | FilesCopied | FilesSettled | FilesKept | FilesPutBack | FilesStuck
 )  # fmt: skip

@@ -67,10 +67,37 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
+class FilesView:
+    """What is known of the checkpoints that the script writes by itself.
+
+    Attributes:
+        edition: the newest one of which there is a copy.
+        kept: the newest one that this node committed, its `manifest` and the commit's `number`.
+        settled: up to which mark the folder was gone over: twice the worker's number, and one more where it had ended.
+        put_back: the newest generation for which the folder was put right.
+        heard: a worker of this node said how it was doing.
+    """
+
+    edition: int = 0
+    kept: int = 0
+    manifest: str = ""
+    number: int = 0
+    settled: int = 0
+    put_back: int = 0
+    heard: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StoreView:
-    """What is known of the store. `head_known` is False until HEAD was read for the generation that is forming."""
+    """What is known of the store. `head_known` is False until HEAD was read for the generation that is forming.
+
+    `files` is the manifest of the newest committed checkpoint of the script's own files, empty where there is none, and
+    `files_generation` the newest that claimed their HEAD.
+    """
 
     head: Head | None = None
+    files: str = ""
+    files_generation: int = 0
     head_known: bool = False
     available: bool = True
     refused: str = ""

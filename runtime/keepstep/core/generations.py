@@ -6,7 +6,7 @@ protocol: propose when the world is broken, settle when all members have acknowl
 
 from __future__ import annotations
 
-from keepstep.core import elastic, leaving, pausing, saving
+from keepstep.core import elastic, files, leaving, pausing, saving
 from keepstep.core.actions import ReadHead, WatchAll
 from keepstep.core.causes import FailureCause
 from keepstep.core.events import HeadRead
@@ -58,7 +58,7 @@ def on_head_read(turn: Turn, event: HeadRead) -> None:
     """HEAD was read for the generation that is forming."""
     turn.landed(event.operation)
     store_answers(turn)
-    turn.set_store(head=event.head, head_known=True)
+    turn.set_store(head=event.head, head_known=True, files=event.files, files_generation=event.files_generation)
 
 
 def why_broken(turn: Turn, generation: GenerationRecord) -> Reason | None:
@@ -102,8 +102,9 @@ def _next_number(turn: Turn, generation: GenerationRecord | None) -> int:
 
 
 def _head_generation(turn: Turn) -> int:
-    head = turn.state.store.head
-    return 0 if head is None else head.generation
+    """The newest generation that the store knows of."""
+    store = turn.state.store
+    return max(store.files_generation, 0 if store.head is None else store.head.generation)
 
 
 def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
@@ -111,7 +112,7 @@ def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
     state, base = turn.state, _base(turn, ended)
     if turn.interrupted:
         if state.cluster.requests:
-            text = f"interrupted; {saved_text(base.durable_step)}"
+            text = f"interrupted; {saved_text(turn, base.durable_step)}"
             _end_before_it_began(turn, ended, ExitCode.INTERRUPTED, text, Reason.NOTHING_TO_SAVE)
         return
     if not elastic.gathered(turn) or not know_head(turn):
@@ -213,7 +214,8 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
     if corrupt - set(turn.state.store.corrupt):
         turn.set_store(corrupt=tuple(sorted(corrupt | set(turn.state.store.corrupt))), head_known=False)
     held = common_held(records)
-    if not know_head(turn) and not (held and not turn.state.store.available):
+    at_hand = bool(held) or files.has_own(turn, generation)
+    if not know_head(turn) and not (at_hand and not turn.state.store.available):
         return
     resume, reason = choose_resume(turn, held)
     start = 0 if resume is None else resume.step
@@ -230,6 +232,7 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
         root=root,
         leaving=(),
         settled=generation.number,
+        files=files.wanted(turn, records),
     )
     if turn.put(ready, Reason.WORLD_STARTS, f"generation {ready.number} at step {start}"):
         turn.because(reason)
@@ -271,7 +274,8 @@ def know_head(turn: Turn) -> bool:
     forming = turn.generation
     claims = forming is not None and forming.phase is Phase.FORMING and forming.settled > 0
     claim, run = (forming.number, forming.run) if forming is not None and claims else (0, "")
-    turn.attempt(ReadHead("head", state.store.corrupt, claim, run), Reason.HEAD_WANTED)
+    read = ReadHead("head", state.store.corrupt, claim, run, files.watches(turn))
+    turn.attempt(read, Reason.HEAD_WANTED)
     return False
 
 
@@ -296,7 +300,7 @@ def give_up_waiting(turn: Turn) -> None:
         return
     missing = ", ".join(h for h in state.job.hosts if h not in state.cluster.nodes or h in state.cluster.cordons)
     what = f"hosts missing for {limit_s:.0f} s: {missing}" if turn.has_lease else f"no coordinator for {limit_s:.0f} s"
-    text = f"{what}; {saved_text(durable_step(turn, generation))}" if generation is not None else what
+    text = f"{what}; {saved_text(turn, durable_step(turn, generation))}" if generation is not None else what
     if turn.leads and (generation is None or generation.phase is Phase.ENDED):
         _end_before_it_began(turn, generation, ExitCode.TOO_FEW_HOSTS, text, Reason.HOSTS_MISSING)
     elif turn.leads and generation is not None:

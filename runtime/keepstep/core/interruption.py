@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keepstep.core import files
 from keepstep.core.actions import SampleEntered, SignalWorker
 from keepstep.core.events import EnteredSampled, InterruptionNoticed
 from keepstep.core.facts import Interruption
@@ -33,7 +34,7 @@ def tell(turn: Turn) -> None:
         return
     generation = turn.generation
     if generation is None or not turn.is_member:
-        saved = saved_text(state.last_generation.durable_step if state.last_generation else 0)
+        saved = saved_text(turn, state.last_generation.durable_step if state.last_generation else 0)
         turn.leave(ExitCode.INTERRUPTED, f"interrupted; {saved}", Reason.NOTHING_TO_SAVE)
         return
     if turn.now >= interruption.deadline:
@@ -58,6 +59,8 @@ def hold(turn: Turn) -> None:
     if state.entered >= 0 or state.held_at is None:
         return
     if not state.workers:
+        if not files.settled(turn):
+            return
         turn.set(entered=state.completed if state.done == generation.number else 0)
         return
     worker = state.workers[0]
@@ -83,7 +86,8 @@ def _forward(turn: Turn, worker_id: str, signalled_at: float | None) -> None:
     if turn.now < until:
         turn.wake(until)
         return
-    turn.set(entered=0)
+    if files.settled(turn):
+        turn.set(entered=0)
 
 
 def on_entered_sampled(turn: Turn, event: EnteredSampled) -> None:

@@ -25,6 +25,7 @@ class JobSpec:
         has_store: whether checkpoints are committed anywhere.
         etcd_hosts: the hosts that start an etcd member at first; empty where there is one already, or none is needed.
         peer_port: where this host gives others what is in its slabs; 0: nowhere.
+        watch: the folder in which the script may write checkpoints of its own; empty where none is watched.
     """
 
     name: str
@@ -42,6 +43,7 @@ class JobSpec:
     has_store: bool
     etcd_hosts: tuple[str, ...] = ()
     peer_port: int = 0
+    watch: str = ""
 
     @property
     def keeps_etcd(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keepstep.core import elastic
+from keepstep.core import elastic, files
 from keepstep.core.actions import CommitCheckpoint, UploadSnapshot
 from keepstep.core.facts import Slab
 from keepstep.core.reasons import Reason
@@ -21,7 +21,7 @@ _ALONE_S = 60.0
 def leave_together(turn: Turn) -> None:
     """Once the job has ended and this host's worker is gone, exit when the leader says that all have come."""
     state, generation = turn.state, turn.generation
-    if generation is None or not turn.is_over or state.workers:
+    if generation is None or not turn.is_over or state.workers or not files.settled(turn):
         return
     if state.leaving_at is None:
         turn.set(leaving_at=turn.now)

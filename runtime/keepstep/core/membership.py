@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keepstep.core import files
 from keepstep.core.actions import GrantLease
 from keepstep.core.causes import FailureCause
 from keepstep.core.events import LeaseGranted, LeaseLost, LeaseRenewed
@@ -95,6 +96,8 @@ def acknowledge(turn: Turn) -> None:
         turn.set(recovery=evolve(state.recovery, stopped_at=turn.now))
     if not is_registered(turn) or any(slab.seal is not None and not slab.digest for slab in state.slabs):
         return
+    if not files.settled(turn, durable=turn.interrupted or len(generation.members) > 1):
+        return
     held = sorted({(s.seal.step, s.digest) for s in state.slabs if s.seal is not None}, reverse=True)
     ack = AckRecord(
         generation.number,
@@ -104,6 +107,7 @@ def acknowledge(turn: Turn) -> None:
         tuple(Held(step, digest) for step, digest in held),
         state.failure,
         state.store.corrupt,
+        state.files.manifest if state.trained_rank == 0 else "",
     )
     seen = state.cluster.acks.get(ack.key)
     if seen is None or seen.record != ack:

@@ -19,6 +19,7 @@ from keepstep.core.quantities import (
     Seconds,
     StepsOrAuto,
     StepsOrOff,
+    parse_watch,
     show_seconds,
     show_steps,
 )
@@ -224,6 +225,10 @@ class Checkpoint(_Section):
         failure="the death of a worker or of the agent",
     )  # fmt: skip
     keep: Keep = Keep()
+    watch: Annotated[str, AfterValidator(parse_watch)] = knob(
+        "auto", "Folder of checkpoints that the script writes itself, to be committed whole: a path, off, or auto (the "
+        "platform's, where the script reports no steps).", unit="path", failure="files that a dying script tore",
+    )  # fmt: skip
 
 
 class Interruption(_Section):

@@ -141,6 +141,13 @@ def parse_steps_or(word: str) -> Callable[[object], int | None]:
     return parse
 
 
+def parse_watch(value: str) -> str:
+    """What is watched: a word, or an absolute path."""
+    if value not in ("auto", "off") and (not value.startswith("/") or "\0" in value):
+        raise ValueError("auto, off, or the absolute path of a folder")
+    return value
+
+
 Seconds = Annotated[
     float,
     BeforeValidator(parse_seconds),

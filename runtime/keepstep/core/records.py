@@ -49,6 +49,7 @@ class Failure:
         rank: rank of the worker, -1 where no worker is to blame.
         step: step the worker had entered.
         victim: the error follows from another worker's death.
+        files: number of the newest checkpoint that the script had written by itself: its way of getting on.
     """
 
     cause: FailureCause
@@ -61,11 +62,13 @@ class Failure:
     error_type: str = ""
     message: str = ""
     victim: bool = False
+    files: int = 0
 
     @property
     def signature(self) -> str:
         """Equal for two failures that are the same failure happening again."""
-        return f"{self.cause.value}:{self.error_type}:{self.exit_code}:{self.signal}:{self.message[:80]}"
+        what = f"{self.cause.value}:{self.error_type}:{self.exit_code}:{self.signal}:{self.message[:80]}"
+        return f"{what}:{self.files}" if self.files else what
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,7 @@ class GenerationRecord:
         together: all who were left have stopped their workers once the job had ended: everybody may leave.
         leaving: nodes that are no members any more and may still run something: they have to stop it first.
         settled: the newest generation that was ready, and so may have commits under way; 0 for none.
+        files: manifest of the script's own files that all members put back; empty for none.
         pause: why all workers are to stop at one agreed step, for a new generation to go on from there; empty: no need.
         served: the orders that this generation or an earlier one has carried out.
         exit_code: set when the job has ended.
@@ -182,6 +186,7 @@ class GenerationRecord:
     leaving: tuple[Member, ...] = ()
     together: bool = False
     settled: int = 0
+    files: str = ""
     key: str = "generation"
     kind: Literal["generation"] = "generation"
 
@@ -202,7 +207,8 @@ class GenerationRecord:
 class AckRecord:
     """A member has no worker of an older generation left, and says what it holds; bound to its lease.
 
-    `completed` is the newest step its worker completed; `corrupt` names manifests that did not read back.
+    `completed` is the newest step its worker completed; `corrupt` names manifests that did not read back; `files` is
+    the newest manifest of the script's own files that it committed as rank 0.
     """
 
     generation: int
@@ -212,6 +218,7 @@ class AckRecord:
     held: tuple[Held, ...] = ()
     failure: Failure | None = None
     corrupt: tuple[str, ...] = ()
+    files: str = ""
     kind: Literal["ack"] = "ack"
 
     @property

@@ -10,7 +10,7 @@ from keepstep.core.records import AckRecord, GenerationRecord, UploadRecord
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
 from keepstep.core.view import common_held
-from keepstep.core.world import durable_step, end, saved_text, statuses_of, store_answers
+from keepstep.core.world import durable_step, end, gave_up_saving, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
 STALL_RATIO_MAX = 0.005
@@ -49,20 +49,11 @@ def _finish(turn: Turn, generation: GenerationRecord) -> None:
     statuses = statuses_of(turn, generation)
     last = min(status.sealed for status in statuses.values())
     wanted = turn.state.job.has_store and last > generation.durable_step
-    if wanted and not _gave_up_saving(turn) and not _diverged(_uploads(turn, generation, last)):
+    if wanted and not gave_up_saving(turn) and not _diverged(_uploads(turn, generation, last)):
         _save(turn, generation, last)
         return
     verdict = f"done; step {last} could not be committed, {generation.durable_step} is" if wanted else "done"
     end(turn, generation, ExitCode.DONE, verdict, Reason.JOB_DONE)
-
-
-def _gave_up_saving(turn: Turn) -> bool:
-    """The store takes nothing, and the grace that an interruption would leave is spent."""
-    refused, since = turn.state.store.refused, turn.state.store.failing_since
-    if refused or since is None:
-        return bool(refused)
-    turn.wake(since + turn.state.policy.interruption.grace)
-    return turn.now >= since + turn.state.policy.interruption.grace
 
 
 def _save(turn: Turn, generation: GenerationRecord, step: int) -> None:
@@ -221,7 +212,9 @@ def on_checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:
 def on_commit_refused(turn: Turn, event: CommitRefused) -> None:
     """A newer generation has claimed HEAD: what this one has to say is old news."""
     turn.landed(event.operation, turn.now + 1.0)
-    turn.set_store(fenced=event.generation, failing_since=turn.state.store.failing_since or turn.now)
+    turn.set_store(fenced=max(event.generation, turn.state.store.fenced))
+    if turn.generation is None or event.generation >= turn.generation.number:
+        turn.set_store(failing_since=turn.state.store.failing_since or turn.now)
     turn.because(Reason.COMMIT_FENCED, f"generation {event.generation} step {event.step}")
 
 
@@ -235,7 +228,7 @@ def _drain(turn: Turn, generation: GenerationRecord) -> None:
     if generation.drain_step:
         hopeless = not turn.state.job.has_store or _diverged(_uploads(turn, generation, generation.drain_step))
         if durable >= generation.drain_step or hopeless:
-            end(turn, generation, ExitCode.INTERRUPTED, f"interrupted; {saved_text(durable)}", Reason.INTERRUPTED)
+            end(turn, generation, ExitCode.INTERRUPTED, f"interrupted; {saved_text(turn, durable)}", Reason.INTERRUPTED)
         return
     if len(statuses) < len(generation.members) or any(status.entered < 0 for status in statuses.values()):
         return
@@ -245,7 +238,7 @@ def _drain(turn: Turn, generation: GenerationRecord) -> None:
         if started > durable and turn.state.job.has_store:
             _save(turn, generation, started)
             return
-        end(turn, generation, ExitCode.INTERRUPTED, f"interrupted; {saved_text(durable)}", Reason.NOTHING_TO_SAVE)
+        end(turn, generation, ExitCode.INTERRUPTED, f"interrupted; {saved_text(turn, durable)}", Reason.NOTHING_TO_SAVE)
         return
     turn.put(evolve(generation, drain_step=target, save_step=target), Reason.DRAIN_AGREED, f"step {target}")
 
@@ -274,7 +267,8 @@ def salvage(turn: Turn, generation: GenerationRecord, acks: list[AckRecord]) -> 
     unsavable = held is None or held.step <= durable or not turn.state.job.has_store
     if unsavable or _missed(turn, generation):
         root = generation.failures[0] if generation.failures else None
-        end(turn, generation, ExitCode.INTERRUPTED, f"interrupted; {saved_text(durable)}", Reason.INTERRUPTED, root)
+        text = f"interrupted; {saved_text(turn, durable)}"
+        end(turn, generation, ExitCode.INTERRUPTED, text, Reason.INTERRUPTED, root)
     elif held is not None:
         _save(turn, generation, held.step)
         commit(turn, generation)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keepstep.core.actions import Action, Put, RevokeLease, StopWorker, WriteFailure, WriteOrders
-from keepstep.core.facts import Interruption, Lease, Recovery, Slab, StoreView, Worker
+from keepstep.core.facts import FilesView, Interruption, Lease, Recovery, Slab, StoreView, Worker
 from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
 from keepstep.core.reasons import Reason
@@ -64,6 +64,7 @@ class State:
     seen_generation: int = 0
     former_generation: int = 0
     store: StoreView = field(default_factory=StoreView)
+    files: FilesView = field(default_factory=FilesView)
     flight: Mapping[str, float] = field(default_factory=dict)
     orders: WriteOrders | None = None
     held_at: float | None = None

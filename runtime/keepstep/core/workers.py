@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keepstep.core import files
 from keepstep.core.actions import ClearSeal, FetchSnapshot, Measure, Report, StartWorker, StopWorker, WriteOrders
 from keepstep.core.causes import FailureCause
 from keepstep.core.checkpoints import free_slab_number, orders_for, reload_seals
@@ -56,6 +57,8 @@ def start(turn: Turn) -> None:
     slab = slab_of(state.slabs, resume)
     if resume is not None and slab is None:
         _bring(turn, generation, resume)
+        return
+    if not files.put_right(turn, generation):
         return
     worker_id = f"{state.job.node_id}.{state.spawns}"
     step = 0 if resume is None else resume.step
@@ -146,11 +149,11 @@ def _status(turn: Turn, generation: GenerationRecord) -> StatusRecord:
     state = turn.state
     worker = state.workers[0] if state.workers else None
     failed = state.failure is not None and state.failure_generation == generation.number
-    if generation.phase is Phase.ENDED and not state.workers:
+    if generation.phase is Phase.ENDED and not state.workers and files.settled(turn):
         standing = Standing.LEFT
     elif failed:
         standing = Standing.FAILED
-    elif state.done == generation.number:
+    elif state.done == generation.number and files.settled(turn):
         standing = Standing.DONE
     else:
         standing = Standing.RUNNING
@@ -194,6 +197,7 @@ def on_worker_joined(turn: Turn, event: WorkerJoined) -> None:
     if _known(turn, event.worker_id) is None:
         return
     turn.set_worker(event.worker_id, joined=True)
+    turn.set(files=evolve(turn.state.files, heard=True))
     recovery = turn.state.recovery
     if recovery is not None and not recovery.joined_at:
         turn.set(recovery=evolve(recovery, joined_at=turn.now))
@@ -271,13 +275,13 @@ def on_worker_exited(turn: Turn, event: WorkerExited) -> None:
     reload_seals(turn, event.seals)
     if worker.stopping:
         turn.because(Reason.WORKER_STOPPED, worker.worker_id)
+    elif turn.interrupted and worker.signalled_at is not None:
+        turn.because(Reason.WORKER_STOPPED, "ended by the forwarded signal")
     elif event.exit_code == 0:
         turn.set(done=worker.generation)
         turn.because(Reason.WORKER_DONE, f"rank {worker.rank}")
-    elif turn.interrupted and worker.signalled_at is not None:
-        turn.because(Reason.WORKER_STOPPED, "ended by the forwarded signal")
     else:
-        failure = classify_exit(state.job.host, worker.rank, event)
+        failure = evolve(classify_exit(state.job.host, worker.rank, event), files=state.files.number)
         turn.set(failure=failure, failure_generation=worker.generation)
         if state.recovery is None:
             turn.set(recovery=Recovery(fault_at=failure.at, learnt_at=turn.now))

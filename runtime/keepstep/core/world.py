@@ -33,9 +33,21 @@ def durable_step(turn: Turn, generation: GenerationRecord) -> int:
     return max(generation.durable_step, head.step if head is not None else 0)
 
 
-def saved_text(durable: int) -> str:
+def saved_text(turn: Turn, durable: int) -> str:
     """What a job that did not reach its last step says at its end."""
-    return f"saved up to step {durable}" if durable else "nothing was saved yet"
+    if durable:
+        return f"saved up to step {durable}"
+    own = turn.state.files.manifest or turn.state.store.files or (turn.generation is not None and turn.generation.files)
+    return "the script's own files are saved" if own else "nothing was saved yet"
+
+
+def gave_up_saving(turn: Turn) -> bool:
+    """The store takes nothing, and the grace that an interruption would leave is spent."""
+    refused, since = turn.state.store.refused, turn.state.store.failing_since
+    if refused or since is None:
+        return bool(refused)
+    turn.wake(since + turn.state.policy.interruption.grace)
+    return turn.now >= since + turn.state.policy.interruption.grace
 
 
 def store_answers(turn: Turn) -> None:
