@@ -16,7 +16,7 @@ TF_STAMP := .venv-tf/.stamp-$(shell cat requirements/tensorflow.txt requirements
 TORCH_STAMP := .venv-torch/.stamp-$(shell cat requirements/torch.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf venv-torch etcd nets lint check test test-hosts test-resume wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot soak campaign requirements clean
+.PHONY: venv venv-tf venv-torch etcd nets lint check test test-hosts test-resume torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot soak campaign requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -82,6 +82,10 @@ test-hosts: venv etcd nets
 # Every form of `fit` with Keras 3 and tf_keras, killed, drained and resumed; `make test` has a seeded sample of it.
 test-resume: venv venv-tf
 	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fit_resume.py -n $(JOBS) --dist worksteal
+
+# Scripts that write their own checkpoints, killed 100 times at random; `make test` has a sample of it.
+torture-files: venv venv-tf
+	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_own_files.py -n $(JOBS) --dist worksteal
 
 # Builds both distributions and tries them in a clean environment, where there is no source tree to fall back on.
 wheels: venv

@@ -132,6 +132,16 @@ class Container:
                 stderr=subprocess.STDOUT,
             )
 
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal to the outermost process, as the platform does."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill_worker(self) -> None:
+        """SIGKILL to the worker that was started last."""
+        events = [event for event in self.events() if event["kind"] == "worker_started"]
+        os.kill(events[-1]["pid"], signal.SIGKILL)
+
     def wait(self) -> int:
         """The exit code; that nothing is left is asserted."""
         assert self._process is not None
@@ -197,6 +207,14 @@ class Container:
         for path in self.base.glob("output/data/keepstep/*/journal.jsonl"):
             for _, line in read_lines(path):
                 found += [reason for reason, _ in line.get("notes", ())]
+        return found
+
+    def events(self) -> list[dict[str, Any]]:
+        """What this host's agents have heard so far."""
+        found = []
+        for path in self.base.glob("output/data/keepstep/*/journal.jsonl"):
+            for _, line in read_lines(path):
+                found += [line["event"]] if "event" in line else []
         return found
 
     def metric(self, name: str) -> float | None:

@@ -37,6 +37,7 @@ from keepstep.app.sampling import Sampler
 from keepstep.app.storing import Giving, Storing
 from keepstep.app.supervisor import Supervisor
 from keepstep.app.trust import Trust, demand_trust_off, trust_of
+from keepstep.app.watching import Watching, watched_folder
 from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.causes import FailureCause
@@ -161,6 +162,7 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         arguments=contract.arguments,
         has_store=store is not None,
         etcd_hosts=first_etcd_hosts(hosts) if policy.coordination.endpoints == "embedded" else (),
+        watch=watched_folder(policy.checkpoint.watch, contract, store),
     )
     environment = user_environment(contract, environ)
     check_interpreter(job.python, contract.code_dir, environment.get("PATH"))
@@ -227,6 +229,7 @@ class Agent:
         launcher = make_launcher(setup, link, self.log)
         coordination = Coordination(coordinator, job.name, self._clock, supervisor.post, self.log)
         storing = Storing(job.name, setup.store, policy, supervisor.post, self.log)
+        watching = Watching(job, setup.places.scratch, storing, supervisor.post, self.log)
         if self._listener is not None and self._trust is not None:
             storing.give(Giving(self._listener, tls_files(self._trust.folder)), link.wire_fd)
         memo = self._init.state.memo
@@ -234,16 +237,19 @@ class Agent:
         supervisor.post(e.AgentStarted(slabs, seals, int(memo.get("seen_generation", 0))))
         self.log(f"node {job.node_id}, rank table of {len(job.hosts)} hosts, metrics on port {metrics.port}")
         async with asyncio.TaskGroup() as tasks:
-            tools = Tools(coordination, storing, launcher, self._init, metrics, self._clock, self._members)
+            tools = Tools(coordination, storing, watching, launcher, self._init, metrics, self._clock, self._members)
             executor = Executor(supervisor.post, tasks, tools)
             heard = watch_notices(policy.interruption, storing, self._clock, supervisor.post)
-            sensors = coordination.watch(), storing.run(), sampler.run(), watch_gpus(policy, metrics, self.log), heard
+            gpus = watch_gpus(policy, metrics, self.log)
+            sensors = coordination.watch(), storing.run(), sampler.run(), gpus, heard, watching.run()
             background = [tasks.create_task(sensor) for sensor in sensors]
             if self._trust is not None and isinstance(coordinator, EtcdCoordinator) and self._members is not None:
                 background.append(tasks.create_task(self._trust.keep(coordinator, self._members)))
             if memo.get("lease"):
                 tasks.create_task(coordination.revoke(int(memo["lease"])))
-            code = await supervisor.run(self._perform(executor, sampler), lambda state: self._follow(state, tasks))
+            code = await supervisor.run(
+                self._perform(executor, sampler), lambda state: self._follow(state, watching, tasks)
+            )
             metrics.up(False)
             if self._trust is not None:
                 await self._trust.end(supervisor.state, storing.ask)
@@ -270,8 +276,9 @@ class Agent:
 
         return perform
 
-    def _follow(self, state: State, tasks: asyncio.TaskGroup) -> None:
+    def _follow(self, state: State, watching: Watching, tasks: asyncio.TaskGroup) -> None:
         """After each turn: init learns the lease's deadline, and what the next agent is to know."""
+        watching.needed = not state.files.heard or state.policy.checkpoint.watch != "auto"
         deadline = None if state.lease is None else state.lease.deadline
         if deadline != self._deadline:
             self._deadline = deadline

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.adapters.clock import unix_time
+from keepstep.app import kept_files
+from keepstep.app.picking import STEP, find, open_store
 from keepstep.app.showing import cell, date, progress, size, table
-from keepstep.app.uploader import connect_store
 from keepstep.checkpoint import catalogue, reading
 from keepstep.checkpoint.catalogue import Listed
 from keepstep.checkpoint.commit import Fenced, StaleStep, commit
@@ -24,12 +25,11 @@ from keepstep.checkpoint.manifest import Manifest
 from keepstep.checkpoint.reading import StoredSlab
 from keepstep.checkpoint.restore import CorruptObject
 from keepstep.checkpoint.retention import GRACE_S, Retention, sweep
-from keepstep.checkpoint.retrying import RetryingStore
 from keepstep.checkpoint.strict_json import MalformedDocument
 from keepstep.errors import ConfigError, StoreRefusedError
 from keepstep.ports.store import ChecksumMismatch, NotFound, ObjectStore, StoreError
 
-_STEP = "newest, a step, or a name as `ls` shows it"
+Perform = Callable[[ObjectStore, str, argparse.Namespace], int]
 
 
 def add_commands(commands: Any) -> None:
@@ -37,36 +37,38 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser("checkpoint", help="list, verify, compare, copy, prune or export checkpoints")
     below = parser.add_subparsers(required=True, metavar="WHAT")
 
-    def add(name: str, text: str, perform: Callable[[ObjectStore, str, argparse.Namespace], int]) -> Any:
+    def add(name: str, text: str, perform: Perform, of_files: Perform | None = None) -> Any:
         command = below.add_parser(name, help=text, description=text)
         command.add_argument("store", metavar="STORE", help="s3://bucket/prefix or a directory")
         command.add_argument("--job", help="whose (default: the only one in the store)")
         command.add_argument("--endpoint", help="of an S3 that is not Amazon's")
-        command.set_defaults(command=lambda options: _run(perform, options))
+        if of_files is not None:
+            command.add_argument("--files", action="store_true", help="of what the script wrote itself")
+        command.set_defaults(command=lambda options: _run(of_files if of_files and options.files else perform, options))
         return command
 
-    listing = add("ls", "list the checkpoints of a job, the newest first", _ls)
+    listing = add("ls", "list the checkpoints of a job, the newest first", _ls, kept_files.ls)
     listing.add_argument("--json", action="store_true")
-    showing = add("show", "show a checkpoint's objects and tensors", _show)
-    showing.add_argument("step", nargs="?", default="newest", help=_STEP)
+    showing = add("show", "show a checkpoint's objects and tensors", _show, kept_files.show)
+    showing.add_argument("step", nargs="?", default="newest", help=STEP)
     showing.add_argument("--rank", type=int, default=0, help="whose local tensors (default 0)")
     showing.add_argument("--json", action="store_true")
-    verifying = add("verify", "read checkpoints back, every byte", _verify)
-    verifying.add_argument("step", nargs="*", default=["newest"], help=f"{_STEP} (default newest), or all")
+    verifying = add("verify", "read checkpoints back, every byte", _verify, kept_files.verify)
+    verifying.add_argument("step", nargs="*", default=["newest"], help=f"{STEP} (default newest), or all")
     comparing = add("diff", "tell which tensors differ between two checkpoints", _diff)
-    comparing.add_argument("before", help=_STEP)
-    comparing.add_argument("after", nargs="?", default="newest", help=_STEP)
+    comparing.add_argument("before", help=STEP)
+    comparing.add_argument("after", nargs="?", default="newest", help=STEP)
     comparing.add_argument("--rank", type=int, default=0, help="whose local tensors (default 0)")
-    copying = add("copy", "copy checkpoints to another store, where they can be resumed from", _copy)
+    copying = add("copy", "copy checkpoints to another store, where they can be resumed from", _copy, kept_files.copy)
     copying.add_argument("target", metavar="TARGET", help="s3://bucket/prefix or a directory")
-    copying.add_argument("step", nargs="?", default="newest", help=f"{_STEP} (default newest), or all")
+    copying.add_argument("step", nargs="?", default="newest", help=f"{STEP} (default newest), or all")
     copying.add_argument("--target-endpoint", help="as --endpoint, of the target")
     pruning = add("prune", "delete all checkpoints but those to keep, and what no checkpoint needs", _prune)
     pruning.add_argument("--keep-last", type=int, required=True, metavar="N", help="newest ones to keep, at least 1")
     pruning.add_argument("--keep-every", type=int, default=0, metavar="N", help="keep each step that N divides, too")
-    exporting = add("export", "write a rank's state to a safetensors file", _export)
-    exporting.add_argument("step", nargs="?", default="newest", help=_STEP)
-    exporting.add_argument("--to", type=Path, required=True, metavar="FILE")
+    exporting = add("export", "write a rank's state to a safetensors file", _export, kept_files.export)
+    exporting.add_argument("step", nargs="?", default="newest", help=STEP)
+    exporting.add_argument("--to", type=Path, required=True, metavar="FILE", help="with --files a folder")
     exporting.add_argument("--rank", type=int, default=0, help="whose local tensors (default 0)")
     text = "list the checkpoints that scripts wrote themselves, and which of them are whole"
     filing = below.add_parser("files", help=text, description=text)
@@ -75,21 +77,15 @@ def add_commands(commands: Any) -> None:
     filing.set_defaults(command=_files)
 
 
-def _run(perform: Callable[[ObjectStore, str, argparse.Namespace], int], options: argparse.Namespace) -> int:
+def _run(perform: Perform, options: argparse.Namespace) -> int:
     try:
-        store = _open(options.store, options.endpoint, "STORE")
+        store = open_store(options.store, options.endpoint, "STORE")
         return perform(store, _job(store, options), options)
     except (StaleStep, MalformedDocument, CorruptObject, ChecksumMismatch, NotFound) as error:
         print(f"keepstep: {options.store}: {error}", file=sys.stderr)
         return 1
     except StoreError as error:
         raise StoreRefusedError(f"{options.store}: {error}") from error
-
-
-def _open(url: str, endpoint: str | None, key: str) -> ObjectStore:
-    if "://" not in url and key == "STORE" and not Path(url).is_dir():
-        raise ConfigError(f"found {url}, which is no directory", "s3://bucket/prefix or a store's directory", key=key)
-    return RetryingStore(connect_store(url, endpoint))
 
 
 def _job(store: ObjectStore, options: argparse.Namespace) -> str:
@@ -100,24 +96,15 @@ def _job(store: ObjectStore, options: argparse.Namespace) -> str:
     return str(found[0])
 
 
-def _find(store: ObjectStore, job: str, wanted: str) -> list[Listed]:
+def _find(store: ObjectStore, job: str, wanted: str) -> list[Listed[Manifest]]:
     """The checkpoints that are meant: one, unless all are."""
-    listed = catalogue.checkpoints(store, job)
-    found = [
-        each
-        for each in listed
-        if wanted == "all" or (wanted == "newest" and each.is_newest) or wanted in (str(each.name.step), _name(each))
-    ]
-    if not found:
-        known = ", ".join(_name(each) for each in listed[:8]) or "none"
-        raise ConfigError(f"{job} has no checkpoint {wanted}", f"{_STEP}; there are: {known}", key="STEP")
-    return found if wanted == "all" else found[:1]
+    return find(catalogue.checkpoints(store, job), job, wanted)
 
 
 def _one(store: ObjectStore, job: str, wanted: str) -> Manifest:
     (listed,) = _find(store, job, wanted)[:1]
     if listed.manifest is None:
-        raise MalformedDocument(f"{_name(listed)}: {listed.trouble}")
+        raise MalformedDocument(f"{listed.label}: {listed.trouble}")
     return listed.manifest
 
 
@@ -129,10 +116,6 @@ def _slab(store: ObjectStore, manifest: Manifest, rank: int) -> StoredSlab:
     return StoredSlab(store, manifest, rank)
 
 
-def _name(listed: Listed) -> str:
-    return f"{listed.name.generation}-{listed.name.step}-{listed.name.run}"
-
-
 # --- the commands ----------------------------------------------------------------------------------------------------
 
 
@@ -140,7 +123,7 @@ def _ls(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     listed = catalogue.checkpoints(store, job)
     rows = [
         {
-            "name": _name(each),
+            "name": each.label,
             "step": each.name.step,
             "generation": each.name.generation,
             "hosts": each.manifest and each.manifest.world_size,
@@ -162,6 +145,9 @@ def _ls(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
         for row in rows
     ]  # fmt: skip
     print(table(["step", "generation", "hosts", "size", "created", "name", ""], cells))
+    others = len(catalogue.files_checkpoints(store, job))
+    if others:
+        print(f"and {others} of the script's own files: see --files")
     return 0
 
 
@@ -189,7 +175,7 @@ def _show(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
 
 
 def _verify(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
-    listed = {_name(each): each for wanted in options.step for each in _find(store, job, wanted)}
+    listed = {each.label: each for wanted in options.step for each in _find(store, job, wanted)}
     bad = 0
     for name, each in listed.items():
         wrong = [each.trouble] if each.manifest is None else []
@@ -213,13 +199,13 @@ def _diff(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
 
 
 def _copy(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
-    target = _open(options.target, options.target_endpoint, "TARGET")
+    target = open_store(options.target, options.target_endpoint, "TARGET")
     found = [each for each in reversed(_find(store, job, options.step)) if each.manifest is not None]
     for each in found:
         assert each.manifest is not None
-        with progress(_name(each), sum(stored.size_bytes for stored in each.manifest.objects)) as told:
+        with progress(each.label, sum(stored.size_bytes for stored in each.manifest.objects)) as told:
             catalogue.copy(store, each.manifest, target, told)
-        print(f"{_name(each)}: copied")
+        print(f"{each.label}: copied")
     newest = found[-1].manifest if found else None
     try:
         if newest is not None:

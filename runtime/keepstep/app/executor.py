@@ -21,6 +21,7 @@ from keepstep.app.coordination import Coordination
 from keepstep.app.launching import Launcher
 from keepstep.app.members import Members
 from keepstep.app.storing import Storing
+from keepstep.app.watching import Watching
 from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.events import Event, FirstError, SlabSeal
@@ -43,6 +44,7 @@ class Tools:
 
     coordination: Coordination
     storing: Storing
+    watching: Watching
     launcher: Launcher
     init: InitLink
     metrics: MetricsSink
@@ -59,7 +61,7 @@ class Executor:
         self._launcher, self._storing, self._metrics = tools.launcher, tools.storing, tools.metrics
         self._init, self._clock, self._members = tools.init, tools.clock, tools.members
         self._link: WorkerLink = tools.launcher.link
-        coordination, storing = tools.coordination, tools.storing
+        coordination, storing, watching = tools.coordination, tools.storing, tools.watching
         self._processes = ProcessHost(self._exited)
         self._slab_lane = asyncio.Lock()
         self._perform: dict[type, Callable[[Any], None]] = {
@@ -82,6 +84,9 @@ class Executor:
             a.CommitCheckpoint: lambda x: self._spawn(storing.commit(x)),
             a.ReadHead: lambda x: self._spawn(storing.read_head(x)),
             a.FetchSnapshot: lambda x: self._spawn(storing.fetch(x, self._link)),
+            a.KeepFiles: lambda x: self._spawn(watching.keep(x)),
+            a.SettleFiles: lambda x: self._spawn(watching.settle(x)),
+            a.PutBackFiles: lambda x: self._spawn(watching.put_back(x)),
             a.JoinEtcd: lambda x: self._spawn(self._join_etcd(x)),
             a.UseEtcd: lambda x: self._members.use(x.hosts) if self._members is not None else None,
             a.SweepStore: lambda x: self._spawn(storing.sweep()),

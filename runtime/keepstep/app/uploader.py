@@ -5,7 +5,8 @@
 Where `ok` is false, `error` is one of ERRORS and `detail` says more.
 
     open    store, job, [endpoint]                  a probe; where the store is away, each later command tries it again
-    head    [without]                               head: {generation, step, manifest, digest, run} or null; unreadable
+    head    [without], [files: true]                head: {generation, step, manifest, digest, run} or null; unreadable;
+                                                    files, files_generation: of the script's own
     verify  slab, step, size_bytes + fd             replicated, local, head_bytes, replicated_bytes, local_bytes
     upload  slab, step, generation, run, rank, world, size_bytes + fd             objects, replicated, bytes, seconds
     commit  generation, step, run, world, digest, objects                         manifest, seconds
@@ -14,6 +15,11 @@ Where `ok` is false, `error` is one of ERRORS and `detail` says more.
     seals   + fd of the control page                where it is seen which slabs are still what they were
     listen  ca, cert, key + fd of a socket          other hosts may have from now on what is offered
     offer   slab, step, digest, size_bytes + fd     offered: false where the slab is not sealed with that step any more
+    watch   wait_s                                  edition, sets, trouble, once there is one after the one named
+    settle                                          edition, sets, trouble, after a look at the folder
+    keep    generation, run                         edition, manifest, number, uploaded_bytes, seconds
+    put_back manifest, own                          edition, sets, brought, aside; of all four: root, spool, after,
+                                                    [fresh]
     sweep   keep_last, keep_every, [generation, restoring, grace_s]               manifests, objects, unfinished
     trust                                           authority, etag; null where there is none
     entrust authority, [replaces: etag]             written: false where another host was first
@@ -42,10 +48,11 @@ from typing import Any, Final, NoReturn
 
 from keepstep.adapters import clock
 from keepstep.adapters.uploader import IN_FLIGHT_MAX, PacketError, receive_packet, send_packet
+from keepstep.app.filing import Filing, Stuck
 from keepstep.app.giving import Giving, InvalidCommand, number, text
 from keepstep.checkpoint import authority, commit, restore, retention, tables, upload
 from keepstep.checkpoint.digests import ShortSlab
-from keepstep.checkpoint.keys import ManifestName, is_job, is_run
+from keepstep.checkpoint.keys import ManifestName, files_line, is_job, is_run
 from keepstep.checkpoint.manifest import build_manifest, parse_stored_object
 from keepstep.checkpoint.peering import Peers
 from keepstep.checkpoint.probe import probe_store
@@ -60,13 +67,15 @@ from keepstep.ports.store import (
     StoreRefused,
 )
 
-ERRORS: Final = ("fenced", "unavailable", "refused", "corrupt", "missing", "conflict", "invalid")
+ERRORS: Final = ("fenced", "unavailable", "refused", "corrupt", "missing", "conflict", "stuck", "invalid")
 """fenced: a newer generation or another run has HEAD; unavailable: try again; refused: for good; corrupt: bytes are not
-what they should be; missing: an object is gone; conflict: decided otherwise already; invalid: no such command."""
+what they should be; missing: an object is gone; conflict: decided otherwise already; stuck: the script's folder can not
+be written; invalid: no such command."""
 
 LANES: Final = {
     "open": "head", "head": "head", "verify": "verify", "upload": "upload", "commit": "commit", "fetch": "fetch",
     "sweep": "sweep", "compare": "sweep", "trust": "head", "entrust": "head", "forget": "head",
+    "watch": "watch", "settle": "files", "keep": "files", "put_back": "files",
     "seals": "verify", "listen": "verify", "offer": "verify", "notices": "notices",
 }  # fmt: skip
 NICENESS = 10
@@ -76,6 +85,7 @@ _FAMILIES: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], str]
     (commit.Fenced, "fenced"),
     (commit.StaleStep, "conflict"),
     ((MalformedDocument, MalformedSlab, ShortSlab, ChecksumMismatch, restore.CorruptObject), "corrupt"),
+    (Stuck, "stuck"),
     (NotFound, "missing"),
     (StoreRefused, "refused"),
     ((StoreError, restore.NoRoom), "unavailable"),  # it is the host that lacks memory: the store refuses nothing
@@ -89,7 +99,7 @@ class Uploader:
         self._opening = threading.Lock()
         self._where: tuple[str, str, str | None] | None = None
         self._store: ObjectStore | None = None
-        self._giving = Giving()
+        self._giving, self._filing = Giving(), Filing()
         self._ask_metadata: Callable[[], dict[str, object]] | None = None
 
     def perform(self, command: Mapping[str, Any], fd: int | None) -> dict[str, object]:
@@ -115,6 +125,8 @@ class Uploader:
                 return self._fetch(command, _wanted(fd))
             case "seals" | "listen" | "offer" as what:
                 return self._giving.perform(what, command, _wanted(fd))
+            case "watch" | "settle" | "keep" | "put_back" as what:
+                return self._files(what, command)
             case "sweep":
                 return self._sweep(command)
             case "trust" | "entrust" | "forget" as what:
@@ -147,10 +159,23 @@ class Uploader:
     def _head(self, command: Mapping[str, Any]) -> dict[str, object]:
         store, job = self._opened()
         if "claim" in command:
-            commit.claim(store, job, number(command, "claim"), _run(command))
-        head, unreadable = commit.newest_checkpoint(store, job, _texts(command, "without"))
+            for line in (job, files_line(job)) if command.get("files") is True else (job,):
+                commit.claim(store, line, number(command, "claim"), _run(command))
+        without = _texts(command, "without")
+        head, unreadable = commit.newest_checkpoint(store, job, without)
         shown = head and {name: value for name, value in asdict(head).items() if name != "nonce"}
-        return {"head": shown, "unreadable": list(unreadable)}
+        files = self._filing.newest(store, job, without) if command.get("files") is True else {}
+        return {"head": shown, "unreadable": list(unreadable), **files}
+
+    def _files(self, what: str, command: Mapping[str, Any]) -> dict[str, object]:
+        with self._opening:
+            url, job, _ = self._where or ("", "", None)
+        self._filing.open(command, Path(url).resolve() / job if url and "://" not in url else None)
+        if what in ("settle", "watch"):
+            return self._filing.settle() if what == "settle" else self._filing.watch(command)
+        if what == "put_back":
+            return self._filing.put_back(command, lambda: self._opened()[0], job)
+        return self._filing.keep(command, *self._opened())
 
     def _authority(self, what: str, command: Mapping[str, Any]) -> dict[str, object]:
         store, job = self._opened()
@@ -222,7 +247,9 @@ class Uploader:
         )
         if wanted.keep_last < 1:
             raise InvalidCommand("keep_last must be 1 or more")
-        return asdict(retention.sweep(store, job, generation, wanted, clock.unix_time()))
+        swept = retention.sweep(store, job, generation, wanted, clock.unix_time())
+        files = self._filing.sweep(store, job, wanted.keep_last)
+        return {name: count + getattr(files, name) for name, count in asdict(swept).items()}
 
     def _notices(self) -> dict[str, object]:
         if self._ask_metadata is None:
@@ -265,7 +292,7 @@ class Server:
             reply.update(ok=False, error="invalid", detail=str(error))
         except (StoreError, MalformedDocument, MalformedSlab, ShortSlab) as error:
             reply.update(ok=False, error=_family(error), detail=str(error))
-        except (commit.Fenced, commit.StaleStep, restore.CorruptObject, restore.NoRoom) as error:
+        except (commit.Fenced, commit.StaleStep, restore.CorruptObject, restore.NoRoom, Stuck) as error:
             reply.update(ok=False, error=_family(error), detail=str(error))
         except OSError as error:
             reply.update(ok=False, error="unavailable", detail=f"the slab can not be read or written: {error.strerror}")
