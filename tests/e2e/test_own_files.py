@@ -70,7 +70,14 @@ def test_what_is_committed_is_whole_whenever_the_script_dies(tmp_path: Path, for
     folder = tmp_path / "run" / "hosts" / "algo-1" / "checkpoints"
     options = [
         *("--store", str(store_folder), "--set", "launch.instrument=off", "--set", "restart.budget=100 per 1h"),
-        *("--set", "checkpoint.keep.last=1000", "--set", "restart.backoff.first=1ms"),
+        *(
+            "--set",
+            f"checkpoint.watch={folder}",
+            "--set",
+            "checkpoint.keep.last=1000",
+            "--set",
+            "restart.backoff.first=1ms",
+        ),
     ]
     arguments = ["--folder", str(folder), "--form", form, "--epochs", "99999"]
     with LocalRun(tmp_path / "run", "own_files.py", arguments, options, hosts=1) as run:

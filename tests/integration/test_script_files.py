@@ -32,9 +32,11 @@ def container(tmp_path: Path) -> Iterator[Container]:
         yield container
 
 
-def script(container: Container, last: int, end: str = "exit") -> Path:
-    """Give the container the script; returns the folder it writes to."""
+def script(container: Container, last: int, end: str = "exit", *, watched: bool = False) -> Path:
+    """Give the container the script; returns the folder it writes to, which it is told to watch from the start."""
     folder = container.base / "checkpoints"
+    if watched:
+        container.options += ["--set", f"checkpoint.watch={folder}"]
     source = Path(files_script.__file__).read_text()
     words = json.dumps(["train.py", str(folder), str(GOLDEN / "many"), str(last), end])
     container.write("code/train.py", source.replace("import sys\n", f"import sys\nsys.argv = {words}\n", 1))
@@ -85,7 +87,7 @@ def test_what_is_torn_is_moved_aside(container, tmp_path):
 
 
 def test_sigterm_keeps_what_the_script_saves_then(container, tmp_path, capsys):
-    script(container, 2, "sigterm")
+    script(container, 2, "sigterm", watched=True)
     container.start()
     container.wait_for(lambda: "files_kept" in container.reasons(), "checkpoint that is kept")
     container.signal()
@@ -183,7 +185,7 @@ def test_a_store_that_is_away_holds_up_nobody(container, s3, capsys):
     with TcpProxy("127.0.0.1", int(endpoint.rpartition(":")[2])) as proxy:
         container.environment |= {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.endpoint}
         container.options += ["--store", store]
-        script(container, 6, "sigterm")
+        script(container, 6, "sigterm", watched=True)
         container.start()
         container.wait_for(lambda: "files_kept" in container.reasons(), "checkpoint that is kept")
         proxy.cut()

@@ -278,7 +278,7 @@ class Agent:
 
     def _follow(self, state: State, watching: Watching, tasks: asyncio.TaskGroup) -> None:
         """After each turn: init learns the lease's deadline, and what the next agent is to know."""
-        watching.needed = not state.files.heard or state.policy.checkpoint.watch != "auto"
+        watching.follow(state, self._clock.now())
         deadline = None if state.lease is None else state.lease.deadline
         if deadline != self._deadline:
             self._deadline = deadline

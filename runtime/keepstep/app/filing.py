@@ -43,19 +43,16 @@ class Filing:
         self._told: tuple[str, ...] = ()
 
     def open(self, command: Mapping[str, Any], store: Path | None) -> None:
-        """Begin to watch, where that was not done yet. What lies there while nothing has run yet is not news.
+        """Begin to watch, where that was not done yet.
 
         Args:
-            command: root, spool, after, fresh.
+            command: root, spool, after.
             store: the folder of the job's objects where the store is a directory: nothing in it is the script's.
         """
         with self._opening:
             if self._watched is None:
                 root, skip = Path(text(command, "root")), frozenset() if store is None else frozenset([store])
-                watched = Watched(root, Path(text(command, "spool")), number(command, "after"), skip)
-                if command.get("fresh") is True:
-                    watched.pass_over(lambda folder, found: True)
-                self._watched = watched
+                self._watched = Watched(root, Path(text(command, "spool")), number(command, "after"), skip)
 
     def watch(self, command: Mapping[str, Any]) -> dict[str, object]:
         """Wait until there is a newer edition than the one the agent knows, or something is wrong, or time is up."""

@@ -18,8 +18,7 @@ Where `ok` is false, `error` is one of ERRORS and `detail` says more.
     watch   wait_s                                  edition, sets, trouble, once there is one after the one named
     settle                                          edition, sets, trouble, after a look at the folder
     keep    generation, run                         edition, manifest, number, uploaded_bytes, seconds
-    put_back manifest, own                          edition, sets, brought, aside; of all four: root, spool, after,
-                                                    [fresh]
+    put_back manifest, own                          edition, sets, brought, aside; all four: root, spool, after, too
     sweep   keep_last, keep_every, [generation, restoring, grace_s]               manifests, objects, unfinished
     trust                                           authority, etag; null where there is none
     entrust authority, [replaces: etag]             written: false where another host was first

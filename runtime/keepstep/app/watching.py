@@ -13,9 +13,12 @@ from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.events import Event
 from keepstep.core.job import JobSpec
+from keepstep.core.state import State
 from keepstep.errors import ConfigError
 from keepstep.intake.contract import Contract
 
+SILENT_S = 30.0
+"""A script that has said nothing for so long will say nothing; what it wrote before is found then, or at its end."""
 _LOOK_S = 20
 _GONE_S = 0.5
 _AGAIN_S = 2.0
@@ -39,9 +42,7 @@ class Watching:
     def __init__(
         self, job: JobSpec, scratch: Path, storing: Storing, post: Callable[[Event], None], log: Callable[[str], None]
     ) -> None:
-        self._folder, self._spool, self._fresh = job.watch, scratch / "files", job.boot == 0
-        self.needed = True
-        """Whether anybody cares: not for long where the script turns out to say how it is doing."""
+        self._folder, self._spool, self._needed = job.watch, scratch / "files", False
         self._storing, self._post, self._log = storing, post, log
         self._edition = 0
         self._told: set[str] = set()
@@ -49,8 +50,8 @@ class Watching:
     async def run(self) -> None:
         """Post each new edition. Ends at once where no folder is watched, else never."""
         while self._folder:
-            if not self.needed:
-                await sleep(_LOOK_S)
+            if not self._needed:
+                await sleep(_GONE_S)
                 continue
             try:
                 reply = await self._storing.ask(self._command("watch", wait_s=_LOOK_S))
@@ -62,6 +63,18 @@ class Watching:
                 await sleep(_LOOK_S)
                 continue
             self._take_in(reply)
+
+    def follow(self, state: State, now: float) -> None:
+        """After each turn: is the script one whose folder is looked at while it runs?
+
+        Where the policy leaves that open, a script gets some time to say how it is doing before anything is copied.
+        """
+        if state.policy.checkpoint.watch != "auto":
+            self._needed = True
+        elif state.files.heard:
+            self._needed = False
+        elif state.workers and now >= state.workers[0].started_at + SILENT_S:
+            self._needed = True
 
     async def settle(self, action: a.SettleFiles) -> None:
         """Look at the folder now."""
@@ -109,8 +122,7 @@ class Watching:
 
     def _command(self, what: str, **fields: object) -> dict[str, object]:
         """A command with what an uploader that was started anew has to know."""
-        fresh = self._fresh and not self._edition
-        place = {"root": self._folder, "spool": str(self._spool), "after": self._edition, "fresh": fresh}
+        place = {"root": self._folder, "spool": str(self._spool), "after": self._edition}
         return {"command": what, **place, **fields}
 
     def _take_in(self, reply: dict[str, object]) -> None:
