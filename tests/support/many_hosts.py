@@ -324,7 +324,7 @@ class ManyHosts:
     def world(self, generation: int) -> list[str]:
         """The hosts of a generation that was ready, in rank order."""
         found = [record for record in self.generations() if record["number"] == generation]
-        return [member["host"] for record in found for member in record["members"]]
+        return [host for record in found for host, *_ in record["members"]]
 
     def generation(self) -> int:
         """The newest generation that was ready; 0 before the first."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from keepstep.core.causes import FailureCause
 
@@ -107,9 +107,11 @@ class LeaderRecord:
     kind: Literal["leader"] = "leader"
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One member of a generation, and where it is reached: what its node said of itself when it was chosen."""
+class Member(NamedTuple):
+    """One member of a generation, and where it is reached: what its node said of itself when it was chosen.
+
+    A tuple, and so a list in JSON: of hundreds of members every node reads all, and names would be most of it.
+    """
 
     host: str
     node_id: str

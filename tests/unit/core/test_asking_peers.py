@@ -21,7 +21,7 @@ def test_those_behind_a_rank_are_asked_first_and_then_those_before_it():
 
 
 def test_who_gives_nothing_is_not_asked():
-    silent = tuple(replace(each, peer_port=0) if each.host in NAMES[2:5] else each for each in MEMBERS)
+    silent = tuple(each._replace(peer_port=0) if each.host in NAMES[2:5] else each for each in MEMBERS)
     assert [host for host, _, _ in peers_of(replace(GENERATION, members=silent), 1)] == [*NAMES[5:], NAMES[0]]
 
 
