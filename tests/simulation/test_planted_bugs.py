@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keepstep.core import checkpoints, cluster, decide, elastic, generations, membership, workers
+from keepstep.core import checkpoints, cluster, decide, elastic, files, generations, membership, workers
 from keepstep.core import events as e
 from keepstep.core.records import Resume
 from keepstep.core.values import evolve
@@ -103,3 +103,18 @@ def test_a_crash_says_which_seed_it_came_from(monkeypatch):
     with pytest.raises(IndexError) as crash:
         play([1])
     assert crash.value.__notes__ == ["keepstep simulate tests/simulation/patient.yaml --seeds 1:2 --trace"]
+
+
+def test_files_of_a_silent_script_that_are_not_put_back_are_caught(monkeypatch):
+    monkeypatch.setattr(files, "wanted", lambda turn, acks: "")
+    assert "goes on from no files" in first_violation(ENOUGH)
+
+
+def test_last_files_that_nobody_waits_for_are_caught(monkeypatch):
+    monkeypatch.setattr(files, "settled", lambda turn, durable=True: True)
+    assert "is kept" in (found := first_violation(ENOUGH)) or "done, but files" in found
+
+
+def test_hosts_that_go_on_from_their_own_folders_are_caught(monkeypatch):
+    monkeypatch.setattr(files, "put_right", lambda turn, generation: True)
+    assert "goes on from file" in first_violation(ENOUGH)

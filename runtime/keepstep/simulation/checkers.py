@@ -8,11 +8,13 @@ from keepstep.core import actions as a
 from keepstep.core.causes import FailureCause
 from keepstep.core.records import GenerationRecord, Phase
 from keepstep.errors import ExitCode
+from keepstep.simulation.silent import STEPS_A_FILE
 
 if TYPE_CHECKING:
     from keepstep.core.state import Decision
     from keepstep.simulation.host import SimHost
     from keepstep.simulation.run import World
+    from keepstep.simulation.silent import SilentWorker
     from keepstep.simulation.worker import SimWorker
 
 _OF_A_WORKER = (FailureCause.KILLED, FailureCause.USER_CODE, FailureCause.PEER, FailureCause.OUT_OF_MEMORY)
@@ -27,6 +29,7 @@ class Checkers:
         self._members: dict[tuple[str, int], tuple[object, ...]] = {}
         self._ready: set[tuple[str, int]] = set()
         self._resumed: dict[int, int] = {}
+        self._files: dict[int, GenerationRecord] = {}
         self._newest_trained: dict[str, int] = {}
         self._newest_known: dict[str, int] = {}
         self._unplanned: dict[str, list[float]] = {}
@@ -79,6 +82,14 @@ class Checkers:
             self._ready.add(world)
             self.world.check_ready(record)
             self._check_resume(record)
+            self._check_files(record)
+
+    def _check_files(self, record: GenerationRecord) -> None:
+        """All go on from the newest files that were ever committed."""
+        self._files[record.number] = record
+        newest = self.world.store.newest_files
+        if self.world.silent and record.files != newest and not self.world.store.down:
+            self.violation(f"generation {record.number} goes on from {record.files or 'no files'}, {newest} is kept")
 
     def _check_resume(self, record: GenerationRecord) -> None:
         step = record.resume.step if record.resume is not None else 0
@@ -118,6 +129,21 @@ class Checkers:
         if seal is None or seal.step != orders.restore_step:
             self.violation(f"{host.name} is to restore step {orders.restore_step}, its slab holds {seal}")
 
+    def goes_on(self, worker: SilentWorker) -> None:
+        """A silent script finds what the generation's record names; a lone one may find what it wrote later."""
+        record = self._files.get(worker.spec.generation)
+        if record is None or not record.files:
+            return
+        agreed, found = self.world.store.file_of(record.files), worker.written
+        if found < agreed or (found > agreed and len(record.members) > 1):
+            self.violation(f"{worker.host.name} goes on from file {found}, generation {record.number} from {agreed}")
+
+    def kept(self, host: SimHost, generation: int, number: int) -> None:
+        """What is committed of a silent script's files never goes back."""
+        before = self.world.store.files[:number]
+        if before != sorted(before):
+            self.violation(f"{host.name} keeps file {before[-1]} after {before[-2]} in generation {generation}")
+
     def overwrites(self, host: SimHost, slab: int) -> None:
         """The newest sealed snapshot stays whole while the next one is written."""
         newest = max(host.shelf.seals.values(), key=lambda seal: (seal.step, seal.sequence), default=None)
@@ -146,16 +172,25 @@ class Checkers:
             if host.worker is not None and host.worker.alive:
                 self.violation(f"lease of {host.name} expired while its worker lived")
 
+    def unsaved(self) -> list[str]:
+        """What a job that is done has not saved of its last step, or of the last file that its script wrote."""
+        world, store = self.world, self.world.store
+        if world.silent:
+            last = world.last_step // STEPS_A_FILE
+            return [] if store.files and store.files[-1] == last else [f"done, but files are {store.files}, not {last}"]
+        done = store.head is not None and store.head.step == world.last_step
+        return [] if done else [f"done, but HEAD is {store.head}"]
+
     def at_the_end(self) -> list[str]:
         """The job is done and saved, or was interrupted; nothing that was committed is lost."""
         found: list[str] = []
         # a fresh container that comes once the job has ended can not know how it ended
         hosts = [host for host in self.world.hosts.values() if not host.too_late]
         codes = {host.exit_code for host in hosts}
-        head, fired = self.world.store.head, self.world.fired
+        fired = self.world.fired
         unsaved = fired["store_refuses"] or fired["replica_diverges"]
-        if codes == {0} and (head is None or head.step != self.world.last_step) and not unsaved:
-            found.append(f"done, but HEAD is {head}")
+        if codes == {0} and not unsaved:
+            found += self.unsaved()
         allowed: set[int | None] = {0}
         if self.world.interrupted:
             allowed |= {143, 75}

@@ -138,6 +138,27 @@ class FakeStore:
     committed: list[Head] = field(default_factory=list)
     rotten: set[str] = field(default_factory=set)
 
+    files: list[int] = field(default_factory=list)
+    """What was committed of silent scripts' files: the numbers written, in the order of the commits."""
+    files_generation: int = 0
+
+    @property
+    def newest_files(self) -> str:
+        return f"files/{len(self.files)}" if self.files else ""
+
+    def file_of(self, manifest: str) -> int:
+        """The number that a manifest stands for."""
+        return self.files[int(manifest.rpartition("/")[2]) - 1]
+
+    def keep_files(self, generation: int, number: int) -> int | None:
+        """Commit what a script wrote; the commit's number, or None where a newer generation has claimed HEAD."""
+        if self.files_generation > generation:
+            return None
+        self.files_generation = generation
+        if not self.files or self.files[-1] != number:
+            self.files.append(number)
+        return len(self.files)
+
     def heal(self) -> None:
         """Whatever was wrong with answering is over; what is rotten stays so."""
         self.down = self.refuses = self.loses_answers = False
@@ -154,7 +175,8 @@ class FakeStore:
         return replace(newest, generation=head.generation)
 
     def claim(self, generation: int) -> None:
-        """Have HEAD carry this generation, unless it carries a newer one."""
+        """Have HEAD carry this generation, unless it carries a newer one; and the HEAD of the files."""
+        self.files_generation = max(self.files_generation, generation)
         if self.head is None or self.head.generation < generation:
             self.head = replace(self.head or Head(0, 0, "", ""), generation=generation)
 

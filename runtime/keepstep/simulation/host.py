@@ -46,7 +46,7 @@ class SimHost:
         self._incarnation = -1
         self._timer_at: float | None = None
         self.skew_s = random.uniform(-1.0, 1.0) * random.choice((0.2, 0.2, 3.0))
-        self._uploader = SimUploader(self)
+        self.uploader = SimUploader(self)
         world.coordinator.watchers.append(self._watched)
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -104,6 +104,7 @@ class SimHost:
             name="job", host=self.name, hosts=self.world.names, node_id=f"{self.name}-{self.life}", boot=self.boot,
             address=self.name, port_base=20000, run=f"{self.name}-{self.life}", strategy="multi_worker",
             python="python", script="train.py", arguments=(), has_store=True, etcd_hosts=self.world.etcd_hosts,
+            watch="/checkpoints" if self.world.silent else "",
         )  # fmt: skip
         self.state = initial_state(job, self.world.policy, self.now())
         self._incarnation = -1
@@ -205,7 +206,7 @@ class SimHost:
             case a.JoinEtcd():
                 self._join_etcd(action)
             case a.StartWorker():
-                self.worker = SimWorker(self, action, self.random)
+                self.worker = self.world.make_worker(self, action)
                 self.world.worker_started(self, self.worker)
             case a.StopWorker():
                 if self.worker is not None and self.worker.spec.worker_id == action.worker_id:
@@ -232,7 +233,7 @@ class SimHost:
                 if self.worker is not None:
                     self.post(e.EnteredSampled(action.operation, action.worker_id, self.worker.entered), 0.002)
             case _:
-                self._uploader.perform(action)
+                self.uploader.perform(action)
 
     # --- the coordinator ---------------------------------------------------------------------------------------------
 

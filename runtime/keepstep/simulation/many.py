@@ -151,10 +151,7 @@ class ManyWorld(World):
         if self.fired["store_outage"]:
             allowed.add(77)  # a fresh host that can not read HEAD for as long as hosts are waited for
         found = [f"exit codes {codes}, allowed were {allowed}"] if codes - allowed else []
-        head = self.store.head
-        if codes == {0} and (head is None or head.step != self.last_step):
-            found.append(f"done, but HEAD is {head}")
-        return found
+        return [*found, *(self.checkers.unsaved() if codes == {0} else [])]
 
 
 def policy_of(random: Random, base: Policy, hosts: int) -> Policy:

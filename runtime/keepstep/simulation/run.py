@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.policy import Policy
 from keepstep.core.records import GenerationRecord, Record
@@ -16,9 +17,12 @@ from keepstep.simulation.clockwork import Clockwork
 from keepstep.simulation.fakes import FakeCoordinator, FakeStore
 from keepstep.simulation.faults import FAULTS, Fault
 from keepstep.simulation.host import SimHost
+from keepstep.simulation.silent import SilentWorker
 from keepstep.simulation.worker import STEP_S, SimWorker
 
 FAULTS_LAST_S = 60.0
+SILENT_EVERY = 8
+"""One seed of so many has a script that says nothing and writes its own files."""
 PEACE_S = 1_100.0
 """Longer than hosts are waited for at first."""
 
@@ -42,6 +46,7 @@ class World:
 
     def __init__(self, seed: int, policy: Policy, hosts: int, last_step: int) -> None:
         self.random, self.policy, self.last_step = Random(seed), policy, last_step
+        self.silent = seed % SILENT_EVERY == 1
         self.clock = Clockwork()
         self.names = tuple(f"algo-{n}" for n in range(1, hosts + 1))
         self.faults_last_s, self.fault_every_s = FAULTS_LAST_S, 8.0
@@ -64,6 +69,10 @@ class World:
         self._barriers: dict[tuple[int, int], list[SimWorker]] = {}
         self._broken: set[int] = set()
         self.trace: Callable[[SimHost, e.Event, Decision], None] | None = None
+
+    def make_worker(self, host: SimHost, spec: a.StartWorker) -> SimWorker:
+        """A worker of the job's script: one that speaks, or a silent one."""
+        return (SilentWorker if self.silent else SimWorker)(host, spec, host.random)
 
     def _coordinator(self, clock: Clockwork) -> FakeCoordinator:
         return FakeCoordinator(clock)
@@ -192,7 +201,7 @@ def run_seed(seed: int, policy: Policy, trace: Callable[[SimHost, e.Event, Decis
     fired, reasons, turns = world.fired, world.reasons, world.turns
     if not violations and any(host.exit_code == 143 for host in world.hosts.values()):
         again = World(seed + 1_000_000, policy, hosts, last_step)
-        again.store, again.trace = world.store, trace
+        again.store, again.trace, again.silent = world.store, trace, world.silent
         again.store.heal()
         again.play()
         violations += again.checkers.violations + again.checkers.at_the_end()

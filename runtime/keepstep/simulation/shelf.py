@@ -12,7 +12,8 @@ from keepstep.core import events as e
 class Shelf:
     """What outlives an agent: slabs (number to size), their seals, and init's view of the lease.
 
-    `rotten` and `diverged` are sequence numbers of seals: bytes that do not read back, bytes that no other host has.
+    `folder` is the number of the newest file that a silent script wrote. `rotten` and `diverged` are sequence numbers
+    of seals: bytes that do not read back, bytes that no other host has.
     """
 
     slabs: dict[int, int] = field(default_factory=dict)
@@ -22,3 +23,4 @@ class Shelf:
     deadline: float | None = None
     orders: a.WriteOrders | None = None
     seen_generation: int = 0
+    folder: int = 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.records import StoredObject
+from keepstep.simulation.silent import SimFiling
 
 if TYPE_CHECKING:
     from keepstep.simulation.host import SimHost
@@ -22,6 +23,8 @@ class SimUploader:
 
     def __init__(self, host: SimHost) -> None:
         self._host = host
+        self._filing = SimFiling(host)
+        self.wrote = self._filing.wrote
 
     def perform(self, action: a.Action) -> None:
         """Begin what is asked for; what no uploader does is ignored."""
@@ -37,6 +40,14 @@ class SimUploader:
                 self._remotely(action.operation, 0.05, lambda: self._read_head(action))
             case a.FetchSnapshot():
                 self._remotely(action.operation, 0.5, lambda: self._fetch(action))
+            case a.SettleFiles():
+                self._later(action.operation, 0.02, lambda: self._filing.settle(action))
+            case a.KeepFiles():
+                self._remotely(action.operation, random.uniform(0.1, 3.0), lambda: self._filing.keep(action))
+            case a.PutBackFiles() if action.manifest:
+                self._remotely(action.operation, random.uniform(0.1, 1.0), lambda: self._filing.put_back(action))
+            case a.PutBackFiles():
+                self._later(action.operation, 0.02, lambda: self._filing.put_back(action))
 
     def _verify(self, action: a.VerifySlab) -> e.Event:
         seal = self._host.shelf.seals.get(action.slab)
@@ -67,7 +78,8 @@ class SimUploader:
         store = self._host.world.store
         if action.claim:
             store.claim(action.claim)
-        return e.HeadRead(action.operation, store.head_without(action.without))
+        files = (store.newest_files, store.files_generation) if action.files else ("", 0)
+        return e.HeadRead(action.operation, store.head_without(action.without), *files)
 
     def _fetch(self, action: a.FetchSnapshot) -> e.Event:
         if action.manifest in self._host.world.store.rotten:
