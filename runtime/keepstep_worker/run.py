@@ -127,8 +127,9 @@ class Run:
         MT19937 goes on as rank 0's.
 
         Args:
-            things: models, layers, tf.Modules, optimizers, variables, tf.random.Generators, datasets, and objects with
-                `state()` and `set_state(state)`, whose state is made of numbers, strings, arrays and collections.
+            things: models, layers, tf.Modules, metrics, optimizers, variables, tf.random.Generators, datasets, and
+                objects with `state()` and `set_state(state)`, whose state is made of numbers, strings, arrays and
+                collections.
 
         Raises:
             RestoreError: the saved state does not fit what the script has built.
@@ -150,6 +151,8 @@ class Run:
                 if not thing.variables:
                     raise ValueError(f"{name} has no variables yet: build it before track()")
                 named += state.name_model(name, thing, taken)
+            elif hasattr(thing, "update_state") and hasattr(thing, "variables"):
+                named += state.name_variables(name, (), thing.variables, taken)
             elif hasattr(thing, "make_seeds") and hasattr(thing, "state"):
                 generators.append(f"{LOCAL}{name}/state")
                 named.append((generators[-1], thing.state))
