@@ -16,7 +16,7 @@ TF_STAMP := .venv-tf/.stamp-$(shell cat requirements/tensorflow.txt requirements
 TORCH_STAMP := .venv-torch/.stamp-$(shell cat requirements/torch.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf venv-torch etcd nets lint check test test-hosts test-resume torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot soak campaign requirements clean
+.PHONY: venv venv-tf venv-torch etcd nets lint check test test-hosts test-resume torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload soak campaign requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -104,6 +104,10 @@ bench-overhead: venv venv-tf etcd
 # How long a snapshot keeps the training waiting, beside tf.train.Checkpoint; wants 24 GB of memory.
 bench-snapshot: venv venv-tf
 	$(PY) benchmarks/snapshot.py --python $(TF)
+
+# How long a sealed snapshot takes to be committed to S3, beside boto3 and awscrt; five minutes, one core each.
+bench-upload: venv
+	$(PY) benchmarks/upload.py
 
 # What one event costs a node, in jobs of 8, 64 and 512 hosts.
 bench-fold: venv
