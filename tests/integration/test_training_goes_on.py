@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from keepstep.checkpoint.commit import read_head
 from tests.support.container import LOOP, Container
 from tests.support.proxy import TcpProxy
 from tests.support.s3 import CREDENTIALS, bucket_store, s3_server
 
-pytestmark = pytest.mark.integration
+OUTAGE_S = 120.0 if os.environ.get("KEEPSTEP_TEST_ALL") else 0.0
+"""How much longer than training needs to go on a store is away."""
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
@@ -50,9 +56,10 @@ def test_what_can_be_done_without_stops_nothing(container, name):
     assert "Traceback" not in container.output()
 
 
-def train(container: Container, store: str, plan: str = "pass") -> None:
+def train(container: Container, store: str, plan: str = "pass", blob_bytes: int = 0) -> None:
     """Start a training that ends when a file says so, and wait for its first commit."""
     container.write("code/train.py", LOOP.replace("PLAN", plan))
+    container.write("blob", str(blob_bytes))
     for setting in ("checkpoint.snapshot_every=4 steps", "checkpoint.every=8 steps", "interruption.grace=5s"):
         container.options += ["--set", setting]
     container.options += ["--store", store]
@@ -124,12 +131,36 @@ def test_what_an_absent_store_missed_is_made_up_for(container):
         train(container, f"s3://{bucket}/job")
         proxy.cut()
         durable = trains_on(container)
+        threading.Event().wait(OUTAGE_S)  # how long the fault lasts, not a wait for anything
+        assert container.metric("keepstep_durable_step") == durable
         proxy.restore()
         container.wait_for(lambda: container.metric("keepstep_store_available") == 1.0, "store")
         container.wait_for(lambda: (container.metric("keepstep_durable_step") or 0) > durable, "newer commit")
         container.write("enough", "")
         assert container.wait() == 0, container.output()
     assert "store unavailable" in container.output() and "store recovered" in container.output()
+
+
+BLOB_BYTES = 4 << 20
+
+
+@pytest.mark.parametrize(("delay_s", "fits"), [(0.002, True), (1.0, False)], ids=["room", "no room"])
+def test_only_what_can_be_committed_within_the_grace_is(container, delay_s, fits):
+    """The line to the store is so slow that the newest step can, or can not be committed before the deadline."""
+    endpoint = container.kept.enter_context(contextlib.contextmanager(s3_server)())
+    bucket = fresh_bucket(endpoint)
+    with TcpProxy("127.0.0.1", int(endpoint.rpartition(":")[2])) as proxy:
+        container.environment |= {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.endpoint}
+        train(container, f"s3://{bucket}/job", blob_bytes=BLOB_BYTES)
+        proxy.delay(delay_s)  # for each 64 KiB: the blob takes a minute, or a moment
+        container.signal()
+        assert container.wait() == 143, container.output()
+    head = read_head(bucket_store(endpoint, bucket, "job", make=False), "local").head
+    assert head is not None and f"saved up to step {head.step}" in container.failure()
+    spent = "the grace did not last" in container.failure()
+    assert spent != fits
+    drained = [event["entered"] for event in container.events() if event["kind"] == "entered_sampled"]
+    assert (head.step == drained[-1]) == fits
 
 
 def test_a_store_that_stays_away_costs_no_more_than_the_grace(container):

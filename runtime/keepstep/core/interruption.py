@@ -9,7 +9,7 @@ from keepstep.core.facts import Interruption
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Phase, RequestRecord
 from keepstep.core.state import Turn
-from keepstep.core.world import saved_text
+from keepstep.core.world import durable_step, saved_text
 from keepstep.errors import ExitCode
 
 HOLD_SETTLES_S = 0.010
@@ -38,7 +38,9 @@ def tell(turn: Turn) -> None:
         turn.leave(ExitCode.INTERRUPTED, f"interrupted; {saved}", Reason.NOTHING_TO_SAVE)
         return
     if turn.now >= interruption.deadline:
-        turn.leave(ExitCode.INTERRUPTED, f"interrupted; grace spent at step {state.completed}", Reason.GRACE_SPENT)
+        saved = saved_text(turn, durable_step(turn, generation))
+        text = f"interrupted; the grace did not last for step {state.completed}; {saved}"
+        turn.leave(ExitCode.INTERRUPTED, text, Reason.GRACE_SPENT)
         return
     turn.wake(interruption.deadline)
     if state.job.host not in state.cluster.requests and generation.phase is not Phase.ENDED:
