@@ -12,7 +12,8 @@ import pytest
 from keepstep.adapters.coordinator_memory import MemoryCoordinator
 from keepstep.adapters.etcd import EtcdCoordinator
 from keepstep.ports import CoordinatorUnavailable, KeyEvent, LeaseGone, WatchLost
-from tests.support.etcd import EtcdServer, free_port
+from tests.support.etcd import EtcdServer
+from tests.support.ports import free_port
 from tests.support.proxy import TcpProxy
 
 P = "/keepstep/job/"

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import random
-import socket
+
+from tests.support.ports import free_port
+
+
+def cluster(hosts: int) -> dict[str, list[str]]:
+    """An address for each rank, on ports that nobody else gets."""
+    return {"worker": [f"127.0.0.1:{free_port()}" for _ in range(hosts)]}
 
 
 def tf_configs(hosts: int) -> list[str]:
-    """TF_CONFIG of each rank, on ports that are free now and that the kernel gives to nobody by itself."""
-    with contextlib.ExitStack() as stack:
-        addresses = [f"127.0.0.1:{_bound(stack)}" for _ in range(hosts)]
-    return [
-        json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
-        for rank in range(hosts)
-    ]
-
-
-def _bound(stack: contextlib.ExitStack) -> int:
-    """Bind a port below the ephemeral ones, all interfaces, as TensorFlow's server will."""
-    while True:
-        candidate = stack.enter_context(socket.socket())
-        try:
-            candidate.bind(("0.0.0.0", random.randrange(12000, 32000)))
-        except OSError:
-            continue
-        return int(candidate.getsockname()[1])
+    """TF_CONFIG of each rank."""
+    described = cluster(hosts)
+    return [json.dumps({"cluster": described, "task": {"type": "worker", "index": rank}}) for rank in range(hosts)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from keepstep_worker.slab import parse
 from keepstep_worker.wire import StepRecord
+from tests.e2e.cluster import cluster
 from tests.support.fake_agent import FakeAgent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,14 +22,6 @@ PYTHON = os.environ.get("KEEPSTEP_TF_PYTHON", str(ROOT / ".venv-tf" / "bin" / "p
 DEADLINE_S = 100
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-
-
-def cluster(hosts: int) -> dict[str, list[str]]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(hosts)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return {"worker": [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]}
 
 
 def train(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from keepstep.adapters.etcd_member import EtcdNotReady, MemberSpec, find_etcd, plan_member, wait_until_healthy
-from tests.support.etcd import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.integration
 

@@ -128,7 +128,7 @@ class Watching:
     def _take_in(self, reply: dict[str, object]) -> None:
         trouble = {str(each) for each in _listed(reply.get("trouble"))}
         for each in sorted(trouble - self._told):
-            self._log(f"not a whole checkpoint: {each}")
+            self._log(f"not kept: {each}")
         self._told = trouble
         edition = int(str(reply["edition"]))
         if edition > self._edition:

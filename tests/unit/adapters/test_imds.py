@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from keepstep.adapters.imds import open_metadata
-from tests.support.etcd import free_port
 from tests.support.metadata_service import MetadataService, metadata_service
+from tests.support.ports import free_port
 
 QUIET = {"spot_at": None, "rebalance": False}
 

@@ -19,5 +19,9 @@ class UnfitFile(Exception):
         self.file, self.found, self.wanted = str(file), found, wanted
 
 
+class UncopiedFile(UnfitFile):
+    """The copy of a set can not be made now: no room, no permission. Nothing is wrong with the set."""
+
+
 class ChangingFile(UnfitFile):
     """A file is being written, or was changed or taken away under our hands: look at its folder again, and try then."""

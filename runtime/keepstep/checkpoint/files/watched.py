@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from keepstep.checkpoint.files.contents import read_sets
 from keepstep.checkpoint.files.sets import FileSet, Kind, family_of, is_ignored
-from keepstep.checkpoint.files.unfit import ChangingFile, UnfitFile
+from keepstep.checkpoint.files.unfit import ChangingFile, UncopiedFile, UnfitFile
 from keepstep.checkpoint.files.writers import capture
 
 WRITERS_MAX = 16
@@ -197,7 +197,9 @@ class Watched:
                     self._copy(folder, found, place)
                 except ChangingFile:
                     pass
-                except (UnfitFile, OSError) as error:
+                except (UncopiedFile, OSError) as error:
+                    trouble.append(str(error))
+                except UnfitFile as error:
                     self._memory.unfit[writer] |= {found}
                     trouble.append(str(error))
                 else:
@@ -214,7 +216,7 @@ class Watched:
     def _drop_outdated(self) -> None:
         wanted = {copied.place for copied in self._memory.copied.values()}
         wanted |= {copied.place for edition in self._reading for copied in edition.sets}
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for name in os.listdir(self._spool):
                 if self._spool / name not in wanted:
                     shutil.rmtree(self._spool / name, ignore_errors=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from keepstep.checkpoint.files.contents import check_set, listed
 from keepstep.checkpoint.files.sets import FileSet, Kind, ListedFile, is_data_file
 from keepstep.checkpoint.files.state_file import STATE_NAME, format_state
-from keepstep.checkpoint.files.unfit import ChangingFile, UnfitFile
+from keepstep.checkpoint.files.unfit import ChangingFile, UncopiedFile, UnfitFile
 
 _F_SETSIG = 10
 _COPY_BYTES = 8 << 20
@@ -123,12 +123,13 @@ def capture(folder: Path, found: FileSet, target: Path) -> None:
 
     Raises:
         ChangingFile: somebody writes to the set, or has since it was listed.
-        UnfitFile: its content is not whole, or it can not be copied.
+        UncopiedFile: it can not be copied.
+        UnfitFile: its content is not whole.
     """
     try:
         target.mkdir()
     except OSError as error:
-        raise UnfitFile(target, f"{error.strerror}", "a folder for the copy") from error
+        raise UncopiedFile(target, f"{error.strerror}", "a folder for the copy") from error
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, target, ignore_errors=True)
         try:
@@ -140,7 +141,7 @@ def capture(folder: Path, found: FileSet, target: Path) -> None:
             if found.is_named:
                 (target / STATE_NAME).write_text(format_state([(found.name, found.mtime_ns)]), encoding="ascii")
         except OSError as error:
-            raise UnfitFile(target, f"{error.strerror or error}", "the copy of a set") from error
+            raise UncopiedFile(target, f"{error.strerror or error}", "room for the copy of a set") from error
         undo.pop_all()
 
 

@@ -82,6 +82,15 @@ def test_what_is_torn_is_told_once_and_not_taken(watched: Watched, root: Path) -
     assert watched.scan() == (edition, ())
 
 
+def test_what_could_not_be_copied_is_tried_again(watched: Watched, root: Path, tmp_path: Path) -> None:
+    lay("many", root)
+    (tmp_path / "spool").write_text("in the way")
+    edition, trouble = watched.scan()
+    assert edition.sets == () and len(trouble) == 1
+    (tmp_path / "spool").unlink()
+    assert labels(watched.scan()[0]) == ["ckpt-7"]
+
+
 def test_an_older_one_is_taken_where_none_was_copied(watched: Watched, root: Path) -> None:
     lay("many", root)
     tear(lay("many", root, rename=("-7", "-8"), at_s=2_000)[0])

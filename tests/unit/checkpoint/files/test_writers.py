@@ -282,6 +282,6 @@ def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
     folder, target = copied("keras", tmp_path), tmp_path / "captured"
     monkeypatch.setattr(writers.os, "copy_file_range", full)
-    with pytest.raises(UnfitFile, match="No space left on device; wanted: the copy of a set"):
+    with pytest.raises(UnfitFile, match="No space left on device; wanted: room for the copy of a set"):
         capture(folder, last(folder), target)
     assert not target.exists()
