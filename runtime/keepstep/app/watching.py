@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,7 @@ class Watching:
     def __init__(
         self, job: JobSpec, scratch: Path, storing: Storing, post: Callable[[Event], None], log: Callable[[str], None]
     ) -> None:
-        self._folder, self._spool, self._needed = job.watch, scratch / "files", False
+        self._folder, self._spool, self._needed = job.watch, scratch / "files", asyncio.Event()
         self._storing, self._post, self._log = storing, post, log
         self._edition = 0
         self._told: set[str] = set()
@@ -50,9 +51,7 @@ class Watching:
     async def run(self) -> None:
         """Post each new edition. Ends at once where no folder is watched, else never."""
         while self._folder:
-            if not self._needed:
-                await sleep(_GONE_S)
-                continue
+            await self._needed.wait()
             try:
                 reply = await self._storing.ask(self._command("watch", wait_s=_LOOK_S))
             except UploaderGone:
@@ -69,12 +68,11 @@ class Watching:
 
         Where the policy leaves that open, a script gets some time to say how it is doing before anything is copied.
         """
-        if state.policy.checkpoint.watch != "auto":
-            self._needed = True
+        is_silent = bool(state.workers) and now >= state.workers[0].started_at + SILENT_S
+        if state.policy.checkpoint.watch != "auto" or (is_silent and not state.files.heard):
+            self._needed.set()
         elif state.files.heard:
-            self._needed = False
-        elif state.workers and now >= state.workers[0].started_at + SILENT_S:
-            self._needed = True
+            self._needed.clear()
 
     async def settle(self, action: a.SettleFiles) -> None:
         """Look at the folder now."""
