@@ -25,6 +25,7 @@ def test_no_seed_breaks_a_rule(first):
 @pytest.mark.parametrize("hosts", [3, 12, 24])
 def test_a_job_to_which_nothing_happens_is_done_and_restarts_nothing(hosts):
     world = ManyWorld(1, Policy(), hosts, 12)
+    world.silent = False
     world.play(())
     assert world.checkers.violations + world.at_the_end() == []
     assert {host.exit_code for host in world.hosts.values()} == {0}

@@ -18,15 +18,18 @@ def codes(world: World) -> set[int | None]:
     return {host.exit_code for host in world.hosts.values()}
 
 
+@pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("hosts", [1, 2, 3])
-def test_a_job_to_which_nothing_happens_is_done_and_restarts_nothing(hosts):
+def test_a_job_to_which_nothing_happens_is_done_and_restarts_nothing(hosts, silent):
     world = World(1, Policy(), hosts, LAST_STEP)
+    world.silent = silent
     world.play(())
     assert world.checkers.violations + world.checkers.at_the_end() == []
     assert codes(world) == {0}
     end = world.coordinator.history[-1]
     assert (end.phase, end.number, end.restarts, end.ledger) == (Phase.ENDED, 1, 0, ())
-    assert world.store.head is not None and world.store.head.step == LAST_STEP
+    assert world.checkers.unsaved() == []
+    assert (world.store.head is None) == silent and bool(world.store.files) == silent
 
 
 def test_a_bug_of_the_script_ends_the_job_with_its_code_after_three_tries():
