@@ -186,8 +186,10 @@ class Session:
             self._hold(step + 1)
             orders = self._orders()
         every = orders.snapshot_every
-        if every > 0 and step // every > previous // every:
-            self._snapshot(forced=False)
+        # the last one must be had on all ranks, and of this very moment: what comes behind it changes the position
+        is_last = 0 < self.last_step <= step
+        if every > 0 and (is_last or step // every > previous // every):
+            self._snapshot(forced=is_last)
 
     def hold(self) -> None:
         """Wait where the agent wants it, before something that takes long and is no step."""

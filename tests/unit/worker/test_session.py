@@ -256,6 +256,26 @@ def test_finish_seals_the_last_step_where_it_is_not_sealed_yet(agent):
     assert agent.wire.read_progress().phase == wires.PHASE_FINISHED
 
 
+def test_the_last_step_is_sealed_at_once_on_every_rank(agent):
+    """Due or not, and waiting for a slab where none is granted: what follows it is no part of it."""
+    session = agent.session(snapshot_every=4)
+    session.join("loop", last_step=6)
+    state = State(session)
+    train(agent, state, *range(1, 5))
+    agent.wait_for("sealed")
+    agent.order(grant=-1)
+    train(agent, state, 5)
+    last = threading.Thread(target=train, args=(agent, state, 6))
+    last.start()
+    eventually(lambda: agent.wire.read_progress().completed_step == 6)
+    assert last.is_alive()
+    agent.order(grant=1)
+    last.join(20)
+    assert [message["step"] for message in agent.of("sealed")] == [4, 6]
+    session.finish()
+    assert agent.newest().step == 6 and len(agent.of("sealed")) == 2
+
+
 def test_a_hold_that_is_lifted_lets_the_training_go_on(agent):
     session = agent.session(hold=1)
     worker = threading.Thread(target=session.enter_step, args=(1,))
