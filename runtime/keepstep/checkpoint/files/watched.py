@@ -161,7 +161,10 @@ class Watched:
                 below = self._tree.below(folder)
                 with contextlib.suppress(UnfitFile):
                     newest = {(below, *family_of(found)): found for found in read_sets(folder)}
-                    self._memory.passed |= {w: found for w, found in newest.items() if is_known(below, found)}
+                    passed = {w: found for w, found in newest.items() if is_known(below, found)}
+                    self._memory.passed |= passed
+                    for writer in passed:  # what was copied may be what was just moved aside
+                        self._memory.copied.pop(writer, None)
 
     def _edition(self) -> Edition:
         copied = self._memory.copied

@@ -153,3 +153,15 @@ def test_what_is_known_is_passed_over_until_it_changes(watched: Watched, root: P
     assert labels(watched.scan()[0]) == ["ckpt-7"]
     lay("backup", root / "b", at_s=2_000)
     assert labels(watched.scan()[0]) == ["ckpt-7", "b/latest.weights.h5"]
+
+
+def test_what_was_moved_aside_is_in_no_edition_any_more(watched: Watched, root: Path) -> None:
+    """All hosts go on from an older set: the newer one, copied and not committed, must never be."""
+    lay("many", root)
+    newer = lay("many", root, rename=("-7", "-8"), at_s=2_000)
+    assert labels(watched.scan()[0]) == ["ckpt-8"]
+    watched.change(lambda tree: [path.unlink() for path in newer])
+    watched.pass_over(lambda folder, found: found.name == "ckpt-7")
+    assert labels(watched.scan()[0]) == []
+    with watched.reading() as edition:
+        assert edition.sets == ()
