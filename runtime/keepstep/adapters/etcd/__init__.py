@@ -4,8 +4,8 @@ What lives here: blocking calls to one of several endpoints (`gateway`), the por
 (`watch`) and etcd's own membership (`members`). What must never enter: a decision about leases, leaders or generations,
 or the starting of etcd itself (that is `keepstep.adapters.etcd_member`). Start reading at `coordinator`.
 
-etcd3gw carries the requests; its own watcher is not used, since it can neither reconnect, nor tell a compacted
-history, nor be given a timeout.
+urllib3 carries the requests, and what is asked is etcd's own JSON: a client library in between took twice the time, and
+none has a watch that reconnects, tells a compacted history and can be given a timeout.
 """
 
 from __future__ import annotations

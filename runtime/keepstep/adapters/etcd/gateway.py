@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import requests
-import urllib3
-from etcd3gw import Etcd3Client
-from etcd3gw.exceptions import Etcd3Exception
+from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPSConnectionPool, Timeout
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
 
 from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable, KeyValue, LeaseGone, Span, TlsFiles
 
@@ -27,6 +25,11 @@ _SOCKET_OPTIONS = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 ]
+
+_API = "/v3"
+_HEADERS = {"Content-Type": "application/json"}
+_OK = 200
+_TOLD_MAX = 200  # characters of an answer that a message quotes
 
 # gRPC's codes, as the gateway puts them into the body of an error.
 _NOT_FOUND = 5
@@ -42,11 +45,39 @@ class Request:
     repeatable: bool
 
 
-class _Transport(requests.adapters.HTTPAdapter):
-    """Connections that notice by themselves when the other host is gone; one kept open per endpoint."""
+class _Answered(Exception):
+    """An endpoint said no; the text is what it said."""
 
-    def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **more: Any) -> None:
-        super().init_poolmanager(connections, maxsize, block=block, socket_options=_SOCKET_OPTIONS, **more)
+
+class _Client:
+    """One connection to one endpoint, kept open; no proxy comes between the hosts of a job."""
+
+    def __init__(self, endpoint: str, tls: TlsFiles | None) -> None:
+        url = urlsplit(endpoint)
+        host, port = str(url.hostname), url.port or 2379
+        self.base_url = f"{url.scheme}://{url.netloc if url.port else f'{url.netloc}:{port}'}"
+        common: dict[str, Any] = {"maxsize": 1, "retries": False, "socket_options": _SOCKET_OPTIONS}
+        if url.scheme == "http":
+            self._pool = HTTPConnectionPool(host, port, **common)
+        elif tls is None:
+            self._pool = HTTPSConnectionPool(host, port, **common)
+        else:
+            files: dict[str, Any] = {"ca_certs": str(tls.ca), "cert_file": str(tls.cert), "key_file": str(tls.key)}
+            self._pool = HTTPSConnectionPool(host, port, **files, **common)
+
+    def post(self, path: str, body: Json, timeout: Timeout, *, whole: bool = True) -> BaseHTTPResponse:
+        """Send a body and return the answer, read whole or as a stream.
+
+        Raises:
+            HTTPError: it did not arrive, or the answer did not.
+        """
+        data = json.dumps(body, separators=(",", ":"))
+        return self._pool.request(
+            "POST", f"{_API}{path}", body=data, headers=_HEADERS, timeout=timeout, preload_content=whole
+        )
+
+    def close(self) -> None:
+        self._pool.close()
 
 
 class Endpoints:
@@ -87,7 +118,7 @@ class Gateway:
         self._endpoints, self._timeout_s = endpoints, timeout_s
         self._urls: tuple[str, ...] = ()
         self._version = 0
-        self._clients: list[Etcd3Client] = []
+        self._clients: list[_Client] = []
         self._attempt_s = timeout_s
         self._preferred = 0
         self._follow()
@@ -97,7 +128,7 @@ class Gateway:
         urls, version = self._endpoints.urls, self._endpoints.version
         if (urls, version) != (self._urls, self._version):
             self.close()
-            self._clients = [_client(url, self._endpoints.tls) for url in urls]
+            self._clients = [_Client(url, self._endpoints.tls) for url in urls]
             self._urls, self._version, self._preferred = urls, version, 0
             self._attempt_s = self._timeout_s / len(urls)
 
@@ -119,10 +150,10 @@ class Gateway:
                 failures.append("out of time")
                 break
             # Who does not even connect has half of it. Asking elsewhere too soon would add to what keeps etcd busy.
-            client.timeout = (patience_s / 2, patience_s)
+            timeout = Timeout(connect=patience_s / 2, read=patience_s)
             try:
-                answer: Json = client.post(client.get_url(request.path), json=request.body)
-            except (Etcd3Exception, requests.RequestException) as error:
+                answer = _answer(client.post(request.path, request.body, timeout))
+            except (HTTPError, OSError, _Answered) as error:
                 _raise_if_final(error)
                 self._endpoints.distrusted += _is_distrust(error)
                 failures.append(f"{client.base_url}: {_describe(error)}")
@@ -134,7 +165,7 @@ class Gateway:
             return answer
         raise CoordinatorUnavailable("; ".join(failures))
 
-    def stream(self, path: str, body: Json, idle_s: float) -> requests.Response:
+    def stream(self, path: str, body: Json, idle_s: float) -> BaseHTTPResponse:
         """Open a streamed answer at the endpoint that answered last; reading it fails after `idle_s` of silence.
 
         Raises:
@@ -143,31 +174,32 @@ class Gateway:
         self._follow()
         client = self._clients[self._preferred]
         try:
-            response: requests.Response = client.session.post(
-                client.get_url(path), json=body, stream=True, timeout=(self._attempt_s / 2, idle_s)
-            )
-        except requests.RequestException as error:
+            timeout = Timeout(connect=self._attempt_s / 2, read=idle_s)
+            response = client.post(path, body, timeout, whole=False)
+        except (HTTPError, OSError) as error:
             self._preferred = (self._preferred + 1) % len(self._clients)
             raise CoordinatorUnavailable(f"{client.base_url}: {error}") from error
-        if response.status_code != requests.codes["ok"]:
-            text = response.text
+        if response.status != _OK:
+            text = response.read(_TOLD_MAX).decode(errors="replace")
             response.close()
-            raise CoordinatorUnavailable(f"{client.base_url}: {response.status_code} {text[:200]}")
+            raise CoordinatorUnavailable(f"{client.base_url}: {response.status} {text}")
         return response
 
     def close(self) -> None:
         for client in self._clients:
-            client.session.close()
+            client.close()
 
 
-def _client(endpoint: str, tls: TlsFiles | None) -> Etcd3Client:
-    url = urlsplit(endpoint)
-    session = requests.Session()
-    session.trust_env = False  # a proxy meant for the internet must not come between the hosts of a job
-    session.mount(f"{url.scheme}://", _Transport(pool_connections=1, pool_maxsize=1))
-    if tls is not None:
-        session.verify, session.cert = str(tls.ca), (str(tls.cert), str(tls.key))
-    return Etcd3Client(host=url.hostname, port=url.port or 2379, protocol=url.scheme, api_path="/v3/", session=session)
+def _answer(response: BaseHTTPResponse) -> Json:
+    """Raises: _Answered where the endpoint says no, or what is no JSON."""
+    text = response.data.decode(errors="replace")
+    if response.status != _OK:
+        raise _Answered(text or str(response.status))
+    try:
+        answer: Json = json.loads(text)
+    except ValueError as error:
+        raise _Answered(f"no JSON: {text[:_TOLD_MAX]}") from error
+    return answer
 
 
 def _raise_if_final(error: Exception) -> None:
@@ -181,21 +213,21 @@ def _raise_if_final(error: Exception) -> None:
 
 def _details(error: Exception) -> Json:
     try:
-        details = json.loads(getattr(error, "detail_text", None) or "{}")
+        details = json.loads(str(error)) if isinstance(error, _Answered) else {}
     except ValueError:
         return {}
     return details if isinstance(details, dict) else {}
 
 
 def _describe(error: Exception) -> str:
-    text = _details(error).get("error") or getattr(error, "detail_text", None) or str(error)
+    text = _details(error).get("error") or str(error)
     return str(text).strip()[:300] or type(error).__name__
 
 
 def _is_distrust(error: BaseException | None) -> bool:
     """True where a certificate was not believed, here or at the other end, which tells so by an alert."""
     while error is not None:
-        if isinstance(error, requests.exceptions.SSLError) or "alert" in str(error):
+        if isinstance(error, SSLError) or "alert" in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -203,11 +235,7 @@ def _is_distrust(error: BaseException | None) -> bool:
 
 def _never_sent(error: Exception) -> bool:
     """True where there was no connection to send anything over, so that sending elsewhere can not do it twice."""
-    cause = error if isinstance(error, requests.RequestException) else error.__context__
-    if isinstance(cause, requests.ConnectTimeout):
-        return True
-    reason = getattr(cause.args[0], "reason", None) if cause is not None and cause.args else None
-    return isinstance(reason, urllib3.exceptions.NewConnectionError)
+    return isinstance(error, NewConnectionError | ConnectTimeoutError)
 
 
 def encode(text: str) -> str:

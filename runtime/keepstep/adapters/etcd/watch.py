@@ -12,8 +12,8 @@ import contextlib
 import json
 import threading
 
-import requests
-import urllib3
+from urllib3 import BaseHTTPResponse
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from keepstep.adapters.etcd.gateway import Gateway, Json, Request, decode, encode, key_values
 from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable, KeyEvent, WatchLost
@@ -44,7 +44,7 @@ class EtcdWatch:
         self._inbox: asyncio.Queue[list[KeyEvent] | Exception | None] = asyncio.Queue()
         self._room = threading.BoundedSemaphore(_PENDING_MAX)
         self._stop = threading.Event()
-        self._response: requests.Response | None = None
+        self._response: BaseHTTPResponse | None = None
         self._done = asyncio.Event()
 
     @property
@@ -90,7 +90,7 @@ class EtcdWatch:
         response = self._response
         if response is not None:
             with contextlib.suppress(RuntimeError, ValueError, OSError):
-                response.raw.shutdown()  # wakes the thread; already closed is fine
+                response.shutdown()  # wakes the thread; already closed is fine
         await self._done.wait()
 
     # What follows runs in the watch's own thread.
@@ -127,14 +127,14 @@ class EtcdWatch:
         response = self._gateway.stream("/watch", {"create_request": selection}, idle_s)
         self._response = response
         try:
-            for line in response.iter_lines(chunk_size=None):
+            for line in response:
                 if self._stop.is_set():
                     return
-                if line:
+                if line.strip():
                     self._take(json.loads(line), at_least)
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            if _is_silence(error):
-                return
+        except (ReadTimeoutError, TimeoutError):
+            return
+        except (HTTPError, OSError, ValueError) as error:
             raise CoordinatorUnavailable(str(error)) from error
         finally:
             self._response = None
@@ -189,9 +189,3 @@ def _event(event: Json) -> KeyEvent:
     kv = event["kv"]
     deleted = event.get("type") == "DELETE"
     return KeyEvent(decode(kv["key"]), None if deleted else decode(kv.get("value", "")), int(kv["mod_revision"]))
-
-
-def _is_silence(error: Exception) -> bool:
-    """True where nothing came for the time allowed; requests wraps this differently on a stream than elsewhere."""
-    inner = error.args[0] if error.args else None
-    return any(isinstance(each, urllib3.exceptions.ReadTimeoutError | TimeoutError) for each in (error, inner))
