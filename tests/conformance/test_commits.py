@@ -16,21 +16,22 @@ from keepstep.checkpoint.commit import Fenced, commit, read_head, read_manifest
 from keepstep.checkpoint.keys import ManifestName
 from keepstep.checkpoint.retrying import RetryingStore
 from keepstep.ports.store import Conflict, ObjectStore
-from tests.support.s3 import bucket_store, s3_server
+from tests.support.s3 import bucket_store, localstack_server, s3_server
 from tests.support.stores import TroubledStore, committed, fail_at, memory_store, stored_checkpoint
 
-server = pytest.fixture(scope="module")(s3_server)
+moto = pytest.fixture(scope="module")(s3_server)
+localstack = pytest.fixture(scope="module")(localstack_server)
 GENERATIONS, ROUNDS = 16, 100
 EVERYTHING = bool(os.environ.get("KEEPSTEP_TEST_ALL"))
 
 
-@pytest.fixture(params=["memory", "directory", "s3"])
+@pytest.fixture(params=["memory", "directory", "moto", pytest.param("localstack", marks=pytest.mark.localstack)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "memory":
         return memory_store()
     if request.param == "directory":
         return DirectoryStore(tmp_path / "store")
-    return bucket_store(request.getfixturevalue("server"), f"b{uuid.uuid4().hex[:12]}", "below")
+    return bucket_store(request.getfixturevalue(request.param), f"b{uuid.uuid4().hex[:12]}", "below")
 
 
 def rounds_of(store: ObjectStore) -> int:
@@ -108,9 +109,9 @@ def test_answers_that_get_lost_are_found_again(store):
     assert read_manifest(store, "job", manifest.key) == manifest
 
 
-def test_answers_of_s3_that_get_lost_below_the_client_are_found_again(server):
+def test_answers_of_s3_that_get_lost_below_the_client_are_found_again(moto):
     """Each put is carried out, its answer thrown away, and the request sent again by the client library itself."""
-    store = bucket_store(server, f"b{uuid.uuid4().hex[:12]}")
+    store = bucket_store(moto, f"b{uuid.uuid4().hex[:12]}")
     again = []
 
     def lose(attempts: int, **_: object) -> float | None:
@@ -128,8 +129,8 @@ def test_answers_of_s3_that_get_lost_below_the_client_are_found_again(server):
     assert len(again) == 2 * (4 + 2 + 3)  # four objects, two tables; HEAD claimed, manifest, HEAD
 
 
-def test_s3_is_given_the_checksum_to_check(server):
-    store = bucket_store(server, f"b{uuid.uuid4().hex[:12]}")
+def test_s3_is_given_the_checksum_to_check(moto):
+    store = bucket_store(moto, f"b{uuid.uuid4().hex[:12]}")
     sent = []
     store._client.meta.events.register(
         "before-send.s3.PutObject", lambda request, **_: sent.append(request.headers["x-amz-checksum-crc32c"])

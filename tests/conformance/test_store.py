@@ -1,4 +1,4 @@
-"""One suite for every store: in memory, in a directory, in S3 (moto's server)."""
+"""One suite for every store: in memory, in a directory, in S3 (moto's server, and LocalStack)."""
 
 from __future__ import annotations
 
@@ -21,20 +21,29 @@ from keepstep.ports.store import (
     PreconditionFailed,
     StoreRefused,
     StoreUnavailable,
-    read_small,
 )
-from tests.support.s3 import bucket_store, s3_server
+from tests.support.s3 import bucket_store, localstack_server, s3_server
 
-server = pytest.fixture(scope="module")(s3_server)
+moto = pytest.fixture(scope="module")(s3_server)
+localstack = pytest.fixture(scope="module")(localstack_server)
 
 
-@pytest.fixture(params=["memory", "directory", "s3"])
+LOCALSTACK = pytest.param("localstack", marks=pytest.mark.localstack)
+
+
+@pytest.fixture(params=["moto", LOCALSTACK])
+def server(request: pytest.FixtureRequest) -> str:
+    endpoint: str = request.getfixturevalue(request.param)
+    return endpoint
+
+
+@pytest.fixture(params=["memory", "directory", "moto", LOCALSTACK])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "memory":
         return MemoryStore(lambda: 1_700_000_000.0)
     if request.param == "directory":
         return DirectoryStore(tmp_path / "store")
-    return bucket_store(request.getfixturevalue("server"), f"b{uuid.uuid4().hex[:12]}", "some/prefix")
+    return bucket_store(request.getfixturevalue(request.param), f"b{uuid.uuid4().hex[:12]}", "some/prefix")
 
 
 @dataclass
@@ -198,9 +207,9 @@ def test_a_source_that_breaks_off_leaves_nothing(store):
 
 def test_a_small_object_that_is_not_small_is_refused(store):
     store.put("job/a", b"x" * 100)
-    assert read_small(store, "job/a", 100) == b"x" * 100
+    assert store.read("job/a", 100) == b"x" * 100
     with pytest.raises(StoreRefused):
-        read_small(store, "job/a", 99)
+        store.read("job/a", 99)
 
 
 def test_the_probe_passes_and_leaves_nothing(store):
@@ -218,7 +227,7 @@ def test_nothing_unfinished_is_left_by_finished_puts(store):
 
 
 def test_a_large_body_goes_to_s3_in_parts(server):
-    store = bucket_store(server, "parts")
+    store = bucket_store(server, f"parts{uuid.uuid4().hex[:12]}")
     chunk = bytes(range(256)) * (1 << 12)  # 1 MiB
     body = Pieces([chunk] * 65 + [b"end"])
     crc = 0
@@ -240,8 +249,9 @@ def test_a_large_body_goes_to_s3_in_parts(server):
 
 
 def test_uploads_that_were_left_in_s3_are_given_up_after_the_grace(server):
-    store = bucket_store(server, "unfinished", "below")
-    store._client.create_multipart_upload(Bucket="unfinished", Key="below/job/a")
+    bucket = f"b{uuid.uuid4().hex[:12]}"
+    store = bucket_store(server, bucket, "below")
+    store._client.create_multipart_upload(Bucket=bucket, Key="below/job/a")
     assert store.discard_unfinished("job/", 0.0) == 0
     assert store.discard_unfinished("job/", 4e9) == 1
     assert store.discard_unfinished("job/", 4e9) == 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
 import pytest
 
 from keepstep.adapters.store_s3 import S3Store
+from tests.support.localstack import localstack
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -23,11 +25,7 @@ def s3_server() -> Iterator[str]:
     """Fixture: serve S3 in a thread, with made-up credentials in the environment; gives the endpoint."""
     from moto.server import ThreadedMotoServer
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in CREDENTIALS.items():
-            patch.setenv(name, value)
-        for name in [name for name in os.environ if name in {"AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"}]:
-            patch.delenv(name)
+    with _credentials():
         server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         server.start()
         host, port = server.get_host_and_port()
@@ -35,6 +33,22 @@ def s3_server() -> Iterator[str]:
             yield f"http://{host}:{port}"
         finally:
             server.stop()
+
+
+def localstack_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Fixture: LocalStack in a process of its own, likewise."""
+    with _credentials(), localstack(tmp_path_factory.mktemp("localstack")) as endpoint:
+        yield endpoint
+
+
+@contextlib.contextmanager
+def _credentials() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        for name in [name for name in os.environ if name in {"AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"}]:
+            patch.delenv(name)
+        yield
 
 
 def bucket_store(endpoint: str, bucket: str, prefix: str = "", make: bool = True) -> S3Store:

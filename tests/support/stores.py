@@ -59,6 +59,9 @@ class TroubledStore:
     def get(self, key: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
         yield from self._around("get", lambda: list(self._inner.get(key, start, size)))
 
+    def read(self, key: str, limit_bytes: int) -> bytes:
+        return self._around("get", lambda: self._inner.read(key, limit_bytes))
+
     def stat(self, key: str) -> ObjectStat:
         return self._around("stat", lambda: self._inner.stat(key))
 

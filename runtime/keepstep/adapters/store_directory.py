@@ -29,6 +29,7 @@ from keepstep.ports.store import (
     StoreUnavailable,
     body_chunks,
     body_size,
+    joined,
 )
 
 PIECE_BYTES = 1 << 20
@@ -95,6 +96,9 @@ class DirectoryStore:
                 yield piece
         finally:
             os.close(fd)
+
+    def read(self, key: str, limit_bytes: int) -> bytes:
+        return joined(self.get(key), key, limit_bytes)
 
     def stat(self, key: str) -> ObjectStat:
         with _translated(key):

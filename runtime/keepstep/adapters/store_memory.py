@@ -13,6 +13,7 @@ from keepstep.ports.store import (
     ObjectStat,
     PreconditionFailed,
     body_chunks,
+    joined,
 )
 
 
@@ -59,6 +60,9 @@ class MemoryStore:
         piece = data[start:] if size is None else data[start : start + size]
         if piece:
             yield piece
+
+    def read(self, key: str, limit_bytes: int) -> bytes:
+        return joined(self.get(key), key, limit_bytes)
 
     def stat(self, key: str) -> ObjectStat:
         held = self._find(key)

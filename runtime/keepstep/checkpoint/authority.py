@@ -6,7 +6,7 @@ so all hosts that read it after a write hold the same.
 
 from __future__ import annotations
 
-from keepstep.ports.store import NotFound, ObjectStore, PreconditionFailed, read_small
+from keepstep.ports.store import NotFound, ObjectStore, PreconditionFailed
 
 _BYTES_MAX = 64 << 10
 
@@ -25,7 +25,7 @@ def read_authority(store: ObjectStore, job: str) -> tuple[str, str] | None:
     try:
         etag = store.stat(key).etag
         while True:
-            content = read_small(store, key, _BYTES_MAX)
+            content = store.read(key, _BYTES_MAX)
             before, etag = etag, store.stat(key).etag
             if before == etag:
                 return content.decode(errors="replace"), etag

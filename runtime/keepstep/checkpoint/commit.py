@@ -23,7 +23,7 @@ from keepstep.checkpoint.manifest import (
     parse_manifest,
 )
 from keepstep.checkpoint.strict_json import MalformedDocument
-from keepstep.ports.store import Conflict, NotFound, ObjectStore, PreconditionFailed, read_small
+from keepstep.ports.store import Conflict, NotFound, ObjectStore, PreconditionFailed
 
 ATTEMPTS = 16
 """Swaps tried against other writers; each one that is lost means that somebody else's succeeded."""
@@ -86,7 +86,7 @@ def read_head(store: ObjectStore, job: str) -> Seen:
     key = head_key(job)
     try:
         etag = store.stat(key).etag
-        return Seen(parse_head(read_small(store, key, HEAD_BYTES_MAX), job), etag)
+        return Seen(parse_head(store.read(key, HEAD_BYTES_MAX), job), etag)
     except NotFound:
         return Seen(None, None)
 
@@ -134,7 +134,7 @@ def read_manifest(store: ObjectStore, job: str, key: str) -> Manifest:
         MalformedDocument: it is none, or the one of another key.
         NotFound: it is gone.
     """
-    manifest = parse_manifest(read_small(store, key, MANIFEST_BYTES_MAX))
+    manifest = parse_manifest(store.read(key, MANIFEST_BYTES_MAX))
     if manifest.job != job or manifest.key != key:
         raise MalformedDocument(f"{key} holds the manifest {manifest.key}")
     return manifest
@@ -235,7 +235,7 @@ def put_manifest(store: ObjectStore, manifest: Committable) -> None:
         except PreconditionFailed:
             pass
         try:
-            there = read_small(store, manifest.key, MANIFEST_BYTES_MAX)
+            there = store.read(manifest.key, MANIFEST_BYTES_MAX)
         except NotFound:
             continue
         if not manifest.says_the_same(there):

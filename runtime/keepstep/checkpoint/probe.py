@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from keepstep.checkpoint.keys import probe_prefix
-from keepstep.ports.store import ObjectStore, PreconditionFailed, StoreRefused, read_small
+from keepstep.ports.store import ObjectStore, PreconditionFailed, StoreRefused
 
 _FIRST, _SECOND = b"first\n", b"second\n"
 
@@ -24,12 +24,12 @@ def probe_store(store: ObjectStore, job: str, nonce: str) -> None:
     try:
         _expect_refusal(store, key, None, "If-None-Match: *")
         _expect_refusal(store, key, '"00000000000000000000000000000000"', "If-Match")
-        if read_small(store, key, 64) != _FIRST:
+        if store.read(key, 64) != _FIRST:
             raise StoreRefused("the store gives back other bytes than it was given")
         try:
             store.put(key, _SECOND, if_match=store.stat(key).etag)
         except PreconditionFailed:
-            if read_small(store, key, 64) != _SECOND:
+            if store.read(key, 64) != _SECOND:
                 raise StoreRefused("the store refuses a write whose If-Match holds") from None
         if key not in store.list(key):
             raise StoreRefused("the store does not list what was just written to it")

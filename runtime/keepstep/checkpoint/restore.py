@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from keepstep.checkpoint.aggregate import Aggregation, CorruptObject
@@ -18,6 +19,11 @@ __all__ = ["CorruptObject", "Fetched", "NoRoom", "fetch", "read_head_bytes", "re
 
 STREAMS = 4
 """Objects read at the same time; each holds one piece of the store's in memory."""
+READINGS = 3
+"""How often an object is read before it counts as corrupt: a checkpoint is given up for it, and steps are lost."""
+
+_PREFIX_BYTES = 8
+"""What a slab begins with: the length of its header."""
 
 
 class NoRoom(Exception):
@@ -49,10 +55,11 @@ def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int, peers: Pee
     """
     if rank < manifest.world_size:
         local = manifest.local(rank)
-        head_bytes = read_head_bytes(store, local)
         size_bytes = local.size_bytes + manifest.replicated_bytes
         _reserve(fd, size_bytes)
-        receive(store, local, lambda piece, at: _place(fd, piece, at, head_bytes, manifest.replicated_bytes))
+        own = _OwnPart(fd, local, manifest.replicated_bytes)
+        receive_at_last(store, local, own.place)
+        head_bytes = own.head_bytes
     else:
         local = manifest.local(0)
         aggregation = Aggregation(store, [manifest.local(each) for each in range(manifest.world_size)])
@@ -70,7 +77,7 @@ def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int, peers: Pee
             _write(fd, piece, head_bytes + share.offset + at)
 
         if peers is None or not peers.bring(manifest, share, write):
-            receive(store, share, write)
+            receive_at_last(store, share, write)
 
     streams = ThreadPoolExecutor(STREAMS, thread_name_prefix="fetch")
     try:
@@ -104,11 +111,30 @@ def _reserve(fd: int, size_bytes: int) -> None:
         raise NoRoom(f"{size_bytes} bytes for the slab: {error.strerror}") from error
 
 
-def _place(fd: int, piece: bytes, at: int, head_bytes: int, replicated_bytes: int) -> None:
-    """Put a piece of a local object where it belongs: the head first, the local region behind the replicated one."""
-    in_head = max(0, min(len(piece), head_bytes - at))
-    _write(fd, piece[:in_head], at)
-    _write(fd, piece[in_head:], at + in_head + replicated_bytes)
+class _OwnPart:
+    """Puts a local object where it belongs: the head first, the local region behind the replicated one.
+
+    Attributes:
+        head_bytes: length of the head, once its first bytes have come.
+    """
+
+    def __init__(self, fd: int, local: StoredObject, replicated_bytes: int) -> None:
+        self._fd, self._local, self._replicated_bytes = fd, local, replicated_bytes
+        self._held = b""
+        self.head_bytes = 0
+
+    def place(self, piece: bytes, at: int) -> None:
+        if at == 0:
+            self._held, self.head_bytes = b"", 0
+        if not self.head_bytes:
+            self._held, at = self._held + piece, 0
+            piece = self._held
+            if len(piece) < min(_PREFIX_BYTES, self._local.size_bytes):
+                return
+            self.head_bytes = _head_bytes(piece[:_PREFIX_BYTES], self._local)
+        in_head = max(0, min(len(piece), self.head_bytes - at))
+        _write(self._fd, piece[:in_head], at)
+        _write(self._fd, piece[in_head:], at + in_head + self._replicated_bytes)
 
 
 def read_head_bytes(store: ObjectStore, local: StoredObject) -> int:
@@ -118,8 +144,12 @@ def read_head_bytes(store: ObjectStore, local: StoredObject) -> int:
         CorruptObject: it begins with none.
         StoreError: the store's own.
     """
+    return _head_bytes(b"".join(store.get(local.key, 0, _PREFIX_BYTES)), local)
+
+
+def _head_bytes(prefix: bytes, local: StoredObject) -> int:
     try:
-        head_bytes = parse_head_bytes(b"".join(store.get(local.key, 0, 8)))
+        head_bytes = parse_head_bytes(prefix)
     except MalformedSlab as error:
         raise CorruptObject(f"{local.key}: {error}") from error
     if head_bytes > local.size_bytes:
@@ -145,6 +175,20 @@ def receive(store: ObjectStore, stored: StoredObject, place: Callable[[bytes, in
         raise CorruptObject(f"{stored.key}: {done} bytes, the manifest says {stored.size_bytes}")
     if f"{crc:08x}" != stored.crc32c:
         raise CorruptObject(f"{stored.key}: CRC32C {crc:08x}, the manifest says {stored.crc32c}")
+
+
+def receive_at_last(store: ObjectStore, stored: StoredObject, place: Callable[[bytes, int], None]) -> None:
+    """As `receive`; what is wrong may have become so on its way, and is read again.
+
+    Raises:
+        CorruptObject: it is wrong each time.
+        StoreError: the store's own.
+    """
+    for _ in range(READINGS - 1):
+        with suppress(CorruptObject):
+            receive(store, stored, place)
+            return
+    receive(store, stored, place)
 
 
 def _write(fd: int, piece: bytes | memoryview, at: int) -> None:

@@ -84,6 +84,9 @@ class RetryingStore:
             self._pause(self._patience.wait_s(key, attempt))
             attempt += 1
 
+    def read(self, key: str, limit_bytes: int) -> bytes:
+        return self._again(key, lambda: self._inner.read(key, limit_bytes))
+
     def stat(self, key: str) -> ObjectStat:
         return self._again(key, lambda: self._inner.stat(key))
 

@@ -13,7 +13,7 @@ from keepstep.checkpoint.digests import combine_crc32c, file_crc32c
 from keepstep.checkpoint.keys import ManifestName, tensors_key
 from keepstep.checkpoint.safetensors import StoredTensor
 from keepstep.checkpoint.strict_json import MalformedDocument, parse_object, parse_version, write_canonical
-from keepstep.ports.store import ObjectStore, read_small
+from keepstep.ports.store import ObjectStore
 
 VERSION = 1
 TABLE_BYTES_MAX = 256 << 20
@@ -70,7 +70,7 @@ def read_table(store: ObjectStore, job: str, name: ManifestName, rank: int) -> T
         StoreError: the store's own.
     """
     key = tensors_key(job, name, rank)
-    data = read_small(store, key, TABLE_BYTES_MAX)
+    data = store.read(key, TABLE_BYTES_MAX)
     parse_version(data, key, VERSION)
     tensors = parse_object(data, key, {"version": int, "tensors": dict})["tensors"]
     if not all(isinstance(crc, str) for crc in tensors.values()):

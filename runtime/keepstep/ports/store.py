@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -119,6 +119,15 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def read(self, key: str, limit_bytes: int) -> bytes:
+        """Read an object whole, and only as it was written: where the store keeps a checksum, that is verified.
+
+        Raises:
+            NotFound: there is none.
+            StoreRefused: it is longer than `limit_bytes`.
+        """
+        ...
+
     def stat(self, key: str) -> ObjectStat:
         """Look at an object without reading it.
 
@@ -158,17 +167,17 @@ def body_size(body: Body) -> int:
     return len(body) if isinstance(body, bytes) else body.size_bytes
 
 
-def read_small(store: ObjectStore, key: str, limit_bytes: int) -> bytes:
-    """Read a whole object that has no business being longer than `limit_bytes`.
+def joined(pieces: Iterable[bytes], key: str, limit_bytes: int) -> bytes:
+    """All pieces of an object that has no business being longer than `limit_bytes`.
 
     Raises:
-        StoreError: as `ObjectStore.get`; StoreRefused where it is longer.
+        StoreRefused: it is longer.
     """
-    pieces: list[bytes] = []
-    total = 0
-    for piece in store.get(key, 0, limit_bytes + 1):
-        pieces.append(piece)
-        total += len(piece)
-    if total > limit_bytes:
-        raise StoreRefused(f"{key} is longer than {limit_bytes} bytes: that was not written by keepstep")
-    return b"".join(pieces)
+    taken: list[bytes] = []
+    left = limit_bytes
+    for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            raise StoreRefused(f"{key} is longer than {limit_bytes} bytes: that was not written by keepstep")
+        taken.append(piece)
+    return b"".join(taken)

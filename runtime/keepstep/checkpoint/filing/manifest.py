@@ -23,7 +23,7 @@ from keepstep.checkpoint.strict_json import (
     parse_version,
     write_canonical,
 )
-from keepstep.ports.store import ObjectStore, read_small
+from keepstep.ports.store import ObjectStore
 
 VERSION = 1
 _CRC = re.compile(r"[0-9a-f]{8}")
@@ -177,7 +177,7 @@ def read_files_manifest(store: ObjectStore, line: str, key: str) -> FilesManifes
         MalformedDocument: it is none, or the one of another key.
         NotFound: it is gone.
     """
-    manifest = parse_files_manifest(read_small(store, key, MANIFEST_BYTES_MAX))
+    manifest = parse_files_manifest(store.read(key, MANIFEST_BYTES_MAX))
     if (manifest.job, manifest.key) != (line, key):
         raise MalformedDocument(f"{key} holds the manifest {manifest.key}")
     return manifest
