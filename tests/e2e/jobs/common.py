@@ -1,10 +1,15 @@
-"""What both training scripts share: data, model, and its variables at the end."""
+"""What the training scripts share: Keras, data, model, and its variables at the end. `--legacy` makes it tf_keras."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-import keras
+if "--legacy" in sys.argv:
+    import tf_keras as keras
+else:
+    import keras
+
 import numpy as np
 
 FEATURES = 12
@@ -16,14 +21,16 @@ def make_data(samples: int) -> tuple[np.ndarray, np.ndarray]:
     return x, x[:, :3].argmax(axis=1).astype("int32")
 
 
-def build_model() -> Any:
+def build_model(features: int = FEATURES, classes: int = 3) -> Any:
+    """A small network; without dropout in tf_keras, which keeps its state out of anybody's reach."""
+    legacy = "--legacy" in sys.argv
     return keras.Sequential(
         [
-            keras.Input((FEATURES,)),
+            keras.layers.InputLayer((features,)) if legacy else keras.Input((features,)),
             keras.layers.Dense(24, activation="relu"),
             keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.3),
-            keras.layers.Dense(3),
+            *([] if legacy else [keras.layers.Dropout(0.3)]),
+            keras.layers.Dense(classes),
         ]
     )
 
@@ -33,10 +40,16 @@ def final_variables(model: Any, optimizer: Any) -> dict[str, np.ndarray]:
     groups = {
         "trainable": model.trainable_variables,
         "other": model.non_trainable_variables,
-        "optimizer": optimizer.variables,
+        "optimizer": optimizer.variables() if callable(optimizer.variables) else optimizer.variables,
     }
     return {
-        f"{group}/{number}": np.asarray(getattr(variable.value, "values", [variable.value])[0])
+        f"{group}/{number}": np.asarray(_own(variable))
         for group, variables in groups.items()
         for number, variable in enumerate(variables)
     }
+
+
+def _own(variable: Any) -> Any:
+    """This rank's copy of a variable."""
+    held = variable if callable(variable.value) else variable.value  # Keras 3 wraps TensorFlow's
+    return getattr(held, "values", [held])[0]

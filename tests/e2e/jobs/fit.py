@@ -1,7 +1,7 @@
-"""Keras 3 `fit` on any number of hosts, as a user writes it: `fit.py --out FOLDER [--epochs N] [--pause SECONDS]`.
+"""`fit` on any number of hosts, as a user writes it: `fit.py --out FOLDER [--epochs N] [--pause SECONDS]`.
 
-Dropout, BatchNorm and Adam, unshuffled data, all seeded and deterministic. Writes this rank's final variables to
-FOLDER/RANK.npz.
+Dropout, BatchNorm and Adam, data unshuffled or with `--shuffle`, all seeded and deterministic; Keras 3, or with
+`--legacy` tf_keras, and no dropout. Writes this rank's final variables to FOLDER/RANK.npz.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import build_model, final_variables, make_data
+from common import build_model, final_variables, keras, make_data
 
 BATCH, TRAIN, HELD_OUT = 16, 640, 64  # 40 steps in an epoch
 
@@ -41,10 +40,12 @@ class Pace(keras.callbacks.Callback):
         time.sleep(self.pause_s)
 
 
-def batches(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
+def batches(x: np.ndarray, y: np.ndarray, shuffle: bool = False) -> tf.data.Dataset:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=True).with_options(options)
+    samples = tf.data.Dataset.from_tensor_slices((x, y))
+    samples = samples.shuffle(len(x), seed=9) if shuffle else samples
+    return samples.batch(BATCH, drop_remainder=True).with_options(options)
 
 
 def main() -> None:
@@ -52,6 +53,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--pause", type=float, default=0.02)
+    parser.add_argument("--shuffle", action="store_true")
+    parser.add_argument("--legacy", action="store_true")
     args = parser.parse_args()
     several = bool(os.environ.get("TF_CONFIG"))
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if several else 0
@@ -64,7 +67,7 @@ def main() -> None:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["accuracy"])
     history = model.fit(
-        batches(x[:TRAIN], y[:TRAIN]),
+        batches(x[:TRAIN], y[:TRAIN], args.shuffle),
         epochs=args.epochs,
         validation_data=batches(x[TRAIN:], y[TRAIN:]),
         callbacks=[Pace(args.pause)],

@@ -12,14 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 import keepstep_worker as keepstep
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import FEATURES, build_model, final_variables, make_data
+from common import FEATURES, build_model, final_variables, keras, make_data
 
 BATCH = 16
 
