@@ -127,4 +127,5 @@ def main() -> None:
     options.result.write_text(json.dumps(result | more))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -78,7 +78,7 @@ class Host:
             self.worker = int(event["pid"])
         elif event["kind"] == "worker_exited":
             self.worker = 0
-        if event["kind"] in ("worker_exited", "first_step_completed"):
+        if event["kind"] in ("worker_exited", "first_step_completed", "checkpoint_committed"):
             self.events.append({"now": line["now"], **event})
 
     @property

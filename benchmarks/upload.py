@@ -119,6 +119,7 @@ async def with_keepstep(slab: Path, hosts: int) -> dict[str, Any]:
     client, size_bytes = UploaderClient(), slab.stat().st_size
     await client.start()
     await ask(command="open", store=f"s3://{BUCKET}", job="job")
+    await ask(command="head")  # as every agent does at its start; the store is opened and probed by it
     with slab.open("rb") as file:
         begun, shares = time.perf_counter(), []
         named = {"generation": 1, "step": 7, "run": "run", "world": hosts}

@@ -7,8 +7,8 @@ a distributed variable are read and assigned, so no collective is involved and a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from keepstep_worker.session import RestoreError
@@ -18,6 +18,8 @@ Named = tuple[str, Any]
 """A key, class included, and the variable that it stands for."""
 
 _LISTED_MAX = 8
+_ALIGNMENT = 64
+"""In bytes, of what TensorFlow computes with."""
 
 
 def local_components(variable: Any) -> list[Any]:
@@ -92,7 +94,7 @@ def tensors_of(named: Iterable[Named]) -> list[Tensor]:
         components = local_components(variable)
         for index, component in enumerate(components[:1] if key.startswith(REPLICATED) else components):
             name = key if index == 0 else f"{key}@{index}"
-            tensors.append(Tensor(name, *_describe(component), partial(_write, component)))
+            tensors.append(Tensor(name, *_describe(component), functools.partial(_write, component)))
     return tensors
 
 
@@ -168,7 +170,24 @@ def _write(component: Any, target: memoryview) -> None:
 
 def _assign(component: Any, view: SlabView, key: str) -> None:
     import numpy
+    import tensorflow as tf
 
     dtype, shape = component.dtype.as_numpy_dtype, tuple(component.shape)
-    # A copy of its own: TensorFlow may keep the array's memory, and the slab is written to again.
-    component.assign(numpy.frombuffer(bytearray(view.raw(key)), dtype=dtype).reshape(shape))
+    # The slab is written to again, so TensorFlow must not keep its memory.
+    raw = view.raw(key) if _takes_a_copy() else bytearray(view.raw(key))
+    value = tf.convert_to_tensor(numpy.frombuffer(raw, dtype=dtype).reshape(shape), dtype=component.dtype)
+    # What assign() does, without its name scope and without reading back what was assigned.
+    tf.raw_ops.AssignVariableOp(resource=component.handle, value=value)
+
+
+@functools.cache
+def _takes_a_copy() -> bool:
+    """Whether a tensor made from an array has memory of its own, as in all versions that were looked at."""
+    import numpy
+    import tensorflow as tf
+
+    block = numpy.zeros(1 << 16, "uint8")
+    aligned = block[-block.ctypes.data % _ALIGNMENT :]  # only such memory can be kept
+    tensor = tf.convert_to_tensor(aligned)
+    aligned[:] = 1
+    return not int(tensor[0])
