@@ -7,6 +7,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 TF := .venv-tf/bin/python
 TORCH := .venv-torch/bin/python
+LOCALSTACK := .venv-localstack/bin/python
 JOBS ?= 2
 export PYTHONPATH := runtime
 export PYTHONDONTWRITEBYTECODE :=
@@ -14,9 +15,10 @@ export PYTHONDONTWRITEBYTECODE :=
 DEV_STAMP := .venv/.stamp-$(shell cat requirements/dev.txt | sha256sum | cut -c1-16)
 TF_STAMP := .venv-tf/.stamp-$(shell cat requirements/tensorflow.txt requirements/tf-keras.txt | sha256sum | cut -c1-16)
 TORCH_STAMP := .venv-torch/.stamp-$(shell cat requirements/torch.txt | sha256sum | cut -c1-16)
+LOCALSTACK_STAMP := .venv-localstack/.stamp-$(shell cat requirements/localstack.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf venv-torch etcd nets lint check test test-hosts test-resume torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload soak campaign requirements clean
+.PHONY: venv venv-tf venv-torch venv-localstack etcd nets lint check test test-hosts test-resume torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore soak campaign requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -39,6 +41,14 @@ $(TORCH_STAMP):
 	$(PYTHON) -m venv .venv-torch
 	$(TORCH) $(PIP_INSTALL) -r requirements/torch.txt
 	rm -f .venv-torch/.stamp-*
+	touch $@
+
+# An S3 server that minds conditions and checksums, for the tests in which those matter.
+venv-localstack: $(LOCALSTACK_STAMP)
+$(LOCALSTACK_STAMP):
+	$(PYTHON) -m venv .venv-localstack
+	$(LOCALSTACK) $(PIP_INSTALL) -r requirements/localstack.txt
+	rm -f .venv-localstack/.stamp-*
 	touch $@
 
 # Multi-host jobs, and `demo` with them, agree through etcd (3.4 or later).
@@ -71,21 +81,32 @@ check: venv lint
 	$(PY) -m pytest tests/house tests/unit tests/scenarios tests/simulation -n $(JOBS)
 
 test: check venv-tf etcd nets
-	$(PY) -m pytest tests/conformance tests/integration -n $(JOBS)
-	$(PY) -m pytest tests/e2e -m "not hosts" -n $(JOBS) --dist worksteal
+	$(PY) -m pytest tests/conformance tests/integration -m "not localstack" -n $(JOBS)
+	$(PY) -m pytest tests/e2e -m "not hosts and not more" -n $(JOBS) --dist worksteal
 	$(MAKE) wheels
 
-# Many hosts and their networks, with a stand-in for the training, and a minute of the soak.
-test-hosts: venv etcd nets
+# Many hosts and their networks, with a stand-in for the training, and a minute of the soak; the stores' suite on an S3 that
+# minds conditions and checksums, and a few kills of the torture.
+test-hosts: venv venv-tf venv-localstack etcd nets
+	$(PY) -m pytest tests/conformance -m localstack -n $(JOBS)
 	$(PY) -m pytest tests/e2e -m hosts -n $(JOBS) --dist load
 
-# Every form of `fit` with Keras 3 and tf_keras, killed, drained and resumed; `make test` has a seeded sample of it.
-test-resume: venv venv-tf
-	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fit_resume.py -n $(JOBS) --dist worksteal
+# Every form of `fit` with Keras 3 and tf_keras, killed, drained and resumed, and every moment of an interruption, of which
+# `make test` has samples; and what it has no room for.
+test-resume: venv venv-tf etcd
+	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fit_resume.py tests/e2e/test_interruption.py -n $(JOBS) --dist worksteal
+	$(PY) -m pytest tests/e2e -m more -n $(JOBS) --dist worksteal
 
 # Scripts that write their own checkpoints, killed 100 times at random; `make test` has a sample of it.
 torture-files: venv venv-tf
 	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_own_files.py -n $(JOBS) --dist worksteal
+
+# Whoever is killed at whatever moment, with an S3 that fails at times: 500 kills with a stand-in for the training, half an
+# hour (KILLS=50 makes it short); and 90 of TensorFlow, which must end with the bits of a quiet run.
+KILLS ?= 500
+torture: venv venv-tf venv-localstack etcd
+	$(PY) -m benchmarks.torture --kills $(KILLS)
+	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_random_kills.py
 
 # Builds both distributions and tries them in a clean environment, where there is no source tree to fall back on.
 wheels: venv
@@ -108,6 +129,10 @@ bench-snapshot: venv venv-tf
 # How long a sealed snapshot takes to be committed to S3, beside boto3 and awscrt; five minutes, one core each.
 bench-upload: venv
 	$(PY) benchmarks/upload.py
+
+# How long it takes to have a state back: from an own slab, another host's, the store; ten minutes.
+bench-restore: venv venv-tf
+	$(PY) -m benchmarks.restore --python $(TF)
 
 # What one event costs a node, in jobs of 8, 64 and 512 hosts.
 bench-fold: venv

@@ -28,7 +28,7 @@ PYTHON = os.environ.get("KEEPSTEP_TF_PYTHON", str(ROOT / ".venv-tf" / "bin" / "p
 DEADLINE_S = 120
 SAMPLES = set(range(90))
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.more, pytest.mark.timeout(400)]
 
 
 class World:

@@ -11,7 +11,7 @@ from tests.support.local_run import LocalRun
 
 CHECKPOINTS = 200 if os.environ.get("KEEPSTEP_TEST_ALL") else 12
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.more, pytest.mark.timeout(900)]
 
 
 def test_normalization_and_metrics_raise_no_alarm(tmp_path: Path) -> None:

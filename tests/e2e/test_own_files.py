@@ -27,7 +27,7 @@ KILLS = 20 if EVERYTHING else 3
 FORMS = ("manager", "backup", "keras", "weights", "tf_keras")
 SAMPLE = ("manager", "weights")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.more, pytest.mark.timeout(900)]
 
 
 def started(run: LocalRun) -> list[int]:
