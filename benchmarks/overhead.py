@@ -193,7 +193,8 @@ def summarize_steps(found: dict[str, Any]) -> dict[str, Any]:
     blocks = found["blocks"]
     pairs = [(a, b) if a["instrumented"] else (b, a) for a, b in zip(blocks[::2], blocks[1::2], strict=True)]
     parts = [difference_us(on, off) for on, off in pairs]
-    differences = [usual + seal for usual, seal in parts]
+    probe_us = found["probe_s"] * 1e6
+    differences = [usual + seal + probe_us for usual, seal in parts]
     on_blocks = [block for block in blocks if block["instrumented"]]
     own_ns = [ns for block in on_blocks for ns in block["own_ns"]]
     calls_ns = [
@@ -205,7 +206,8 @@ def summarize_steps(found: dict[str, Any]) -> dict[str, Any]:
     return {
         "added_us": added_us,
         "added_us_ci95": [low_us, high_us],
-        "added_us_without_snapshots": statistics.fmean(usual for usual, _ in parts),
+        "added_us_without_snapshots": statistics.fmean(usual for usual, _ in parts) + probe_us,
+        "probe_us": probe_us,
         "added_us_of_means": statistics.fmean(
             (statistics.fmean(on["step_ns"]) - statistics.fmean(off["step_ns"])) / 1e3 for on, off in pairs
         ),

@@ -1,8 +1,9 @@
 """The training that overhead.py measures: blocks of steps with keepstep's instrumentation, and blocks without.
 
 A custom loop with a Keras 3 model, driven the way `run.steps` drives one. Only instrumented steps are counted as steps,
-so that a block without instrumentation brings no snapshot nearer. Without: the same model, the same optimizer, traced
-once more around the gradient probe, and no call into keepstep.
+so that a block without instrumentation brings no snapshot nearer. Without: the same traced function, gradient probe
+included, and no call into keepstep. What the probe takes is measured apart: a model that is traced twice differs by up
+to 2 ms from process to process, and the probe is two operations on a scalar.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import keras
 import tensorflow as tf
 
 import keepstep_worker as keepstep
+from keepstep_worker import probe
 from keepstep_worker.session import Session
 
 WIDTH = 724  # a kernel of 724 x 724 float32 has 2.1 MB
@@ -50,12 +52,12 @@ def build() -> tuple[Any, Any, Frozen]:
     return model, keras.optimizers.SGD(1e-6, momentum=0.9), Frozen(KERNELS - 2 * LAYERS)
 
 
-def trace(model: Any, apply: Callable[[Any, Any], None]) -> Step:
+def trace(model: Any, optimizer: Any) -> Step:
     @tf.function(input_signature=[tf.TensorSpec((None, WIDTH), tf.float32)])
     def step(inputs: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model(inputs, training=True) - inputs))
-        apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
 
     return step
@@ -80,6 +82,31 @@ def fit_samples(step: Step, wanted_s: float) -> int:
     samples = max(1, round(few + (wanted_s - few_s) / per_sample_s))
     trial_s = seconds_of(step, samples, 20)
     return max(1, round(samples + (wanted_s - trial_s) / per_sample_s))
+
+
+def probe_s(count: int = 200, times: int = 50) -> float:
+    """Median seconds that one gradient probe takes within a traced function."""
+
+    def traced(probes: int) -> Callable[[], Any]:
+        @tf.function
+        def function() -> Any:
+            gradient = tf.random.normal((8,))
+            for _ in range(probes):
+                probe._mark([gradient])
+            return gradient
+
+        return function
+
+    def seconds(function: Callable[[], Any]) -> float:
+        function()
+        found = []
+        for _ in range(times):
+            begun = time.perf_counter()
+            function()
+            found.append(time.perf_counter() - begun)
+        return statistics.median(found)
+
+    return (seconds(traced(count)) - seconds(traced(0))) / count
 
 
 class Measured:
@@ -135,22 +162,20 @@ def main() -> None:
     assert session is not None, "this job runs under keepstep only"
     model, optimizer, frozen = build()
     run.track(model=model, optimizer=optimizer, frozen=frozen)
-    probed = type(optimizer).apply
-    plain = trace(model, lambda gradients, variables: probed.__wrapped__(optimizer, gradients, variables))
-    watched = trace(model, lambda gradients, variables: optimizer.apply(gradients, variables))
-    samples = fit_samples(plain, options.step_s)
+    step = trace(model, optimizer)
+    samples = fit_samples(step, options.step_s)
     measured = Measured(run, session, tf.random.normal((samples, WIDTH)))
-    measured.without(plain, options.block)
+    measured.without(step, options.block)
     warm_up_ns: list[int] = []
     for _ in range(options.warm_up):
-        warm_up_ns += measured.instrumented(watched, options.block)["snapshot_ns"].values()
+        warm_up_ns += measured.instrumented(step, options.block)["snapshot_ns"].values()
         if len(warm_up_ns) >= SETTLED_SNAPSHOTS:
             break
     (options.folder / "measuring").touch()
     blocks = []
     order = random.Random(7)
     for _ in range(options.pairs):
-        pair = [lambda: measured.instrumented(watched, options.block), lambda: measured.without(plain, options.block)]
+        pair = [lambda: measured.instrumented(step, options.block), lambda: measured.without(step, options.block)]
         order.shuffle(pair)
         blocks += [pair[0](), pair[1]()]
     (options.folder / "measured").touch()
@@ -158,6 +183,7 @@ def main() -> None:
     state_bytes = sum(variable.numpy().nbytes for variable in variables)
     result = {
         "blocks": blocks,
+        "probe_s": probe_s(),
         "samples": samples,
         "snapshot_every": session._orders().snapshot_every,
         "skipped": session.skipped,
