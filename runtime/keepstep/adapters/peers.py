@@ -261,8 +261,8 @@ class TlsPeer:
         left = wanted.size_bytes
         while left:
             filled, room = 0, min(len(buffer), left)
+            line.settimeout(_left(deadline))  # for a piece: a record is 16 KiB, and each call of it costs as much
             while filled < room:
-                line.settimeout(_left(deadline))
                 got = line.recv_into(buffer[filled:room])
                 if not got:
                     raise PeerAway(f"it broke off {left - filled} bytes before the end")

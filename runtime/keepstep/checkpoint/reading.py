@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from keepstep.checkpoint.digests import crc32c
 from keepstep.checkpoint.manifest import Manifest, StoredObject
-from keepstep.checkpoint.restore import STREAMS, CorruptObject, read_head_bytes, receive
+from keepstep.checkpoint.receiving import receive
+from keepstep.checkpoint.restore import STREAMS, CorruptObject, read_head_bytes
 from keepstep.checkpoint.safetensors import MalformedSlab, StoredTensor, parse_layout, parse_tensors
 from keepstep.ports.store import NotFound, ObjectStore
 

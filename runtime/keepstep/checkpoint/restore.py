@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 
 from keepstep.checkpoint.aggregate import Aggregation, CorruptObject
-from keepstep.checkpoint.digests import combine_crc32c, crc32c, file_crc32c, format_digest
+from keepstep.checkpoint.digests import combine_crc32c, file_crc32c, format_digest
 from keepstep.checkpoint.manifest import Manifest, StoredObject
 from keepstep.checkpoint.peering import Peers
+from keepstep.checkpoint.receiving import Ranges, at_last, receive
 from keepstep.checkpoint.safetensors import MalformedSlab, parse_head_bytes, read_layout
 from keepstep.ports.store import ObjectStore
 
-__all__ = ["CorruptObject", "Fetched", "NoRoom", "fetch", "read_head_bytes", "receive"]
+__all__ = ["CorruptObject", "Fetched", "NoRoom", "fetch", "read_head_bytes"]
 
 STREAMS = 4
-"""Objects read at the same time; each holds one piece of the store's in memory."""
-READINGS = 3
-"""How often an object is read before it counts as corrupt: a checkpoint is given up for it, and steps are lost."""
+"""Shares that are brought at the same time."""
 
 _PREFIX_BYTES = 8
 """What a slab begins with: the length of its header."""
@@ -56,9 +53,8 @@ def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int, peers: Pee
     if rank < manifest.world_size:
         local = manifest.local(rank)
         size_bytes = local.size_bytes + manifest.replicated_bytes
-        _reserve(fd, size_bytes)
         own = _OwnPart(fd, local, manifest.replicated_bytes)
-        receive_at_last(store, local, own.place)
+        at_last(lambda: receive(store, local, own.place))
         head_bytes = own.head_bytes
     else:
         local = manifest.local(0)
@@ -66,7 +62,6 @@ def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int, peers: Pee
         head_bytes = aggregation.head_bytes
         at = head_bytes + manifest.replicated_bytes
         size_bytes = at + aggregation.local_bytes
-        _reserve(fd, size_bytes)
         for piece in aggregation.pieces():
             _write(fd, piece, at)
             at += len(piece)
@@ -77,8 +72,9 @@ def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int, peers: Pee
             _write(fd, piece, head_bytes + share.offset + at)
 
         if peers is None or not peers.bring(manifest, share, write):
-            receive_at_last(store, share, write)
+            at_last(lambda: ranges.receive(share, write))
 
+    ranges = Ranges(store)
     streams = ThreadPoolExecutor(STREAMS, thread_name_prefix="fetch")
     try:
         asked = [streams.submit(receive_share, each) for each in manifest.replicated()]
@@ -86,6 +82,7 @@ def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int, peers: Pee
             done.result()
     finally:
         streams.shutdown(wait=True, cancel_futures=True)  # after the first that failed, the rest is of no use
+        ranges.close()
     return _check(manifest, local, fd, size_bytes)
 
 
@@ -102,13 +99,6 @@ def _check(manifest: Manifest, local: StoredObject, fd: int, size_bytes: int) ->
     replicated = combine_crc32c((int(o.crc32c, 16), o.size_bytes) for o in manifest.replicated())
     local_at = layout.head_bytes + layout.replicated_bytes
     return Fetched(size_bytes, format_digest(replicated), format_digest(file_crc32c(fd, local_at, layout.local_bytes)))
-
-
-def _reserve(fd: int, size_bytes: int) -> None:
-    try:
-        os.posix_fallocate(fd, 0, size_bytes)
-    except OSError as error:
-        raise NoRoom(f"{size_bytes} bytes for the slab: {error.strerror}") from error
 
 
 class _OwnPart:
@@ -157,42 +147,11 @@ def _head_bytes(prefix: bytes, local: StoredObject) -> int:
     return head_bytes
 
 
-def receive(store: ObjectStore, stored: StoredObject, place: Callable[[bytes, int], None]) -> None:
-    """Read an object whole, piece by piece, and see that it is what the manifest says.
-
-    Raises:
-        CorruptObject: size or CRC differ; what was placed is worth nothing then.
-        StoreError: the store's own.
-    """
-    done, crc = 0, 0
-    for piece in store.get(stored.key):
-        if done + len(piece) > stored.size_bytes:
-            raise CorruptObject(f"{stored.key}: longer than the {stored.size_bytes} bytes of the manifest")
-        place(piece, done)
-        crc = crc32c(piece, crc)
-        done += len(piece)
-    if done != stored.size_bytes:
-        raise CorruptObject(f"{stored.key}: {done} bytes, the manifest says {stored.size_bytes}")
-    if f"{crc:08x}" != stored.crc32c:
-        raise CorruptObject(f"{stored.key}: CRC32C {crc:08x}, the manifest says {stored.crc32c}")
-
-
-def receive_at_last(store: ObjectStore, stored: StoredObject, place: Callable[[bytes, int], None]) -> None:
-    """As `receive`; what is wrong may have become so on its way, and is read again.
-
-    Raises:
-        CorruptObject: it is wrong each time.
-        StoreError: the store's own.
-    """
-    for _ in range(READINGS - 1):
-        with suppress(CorruptObject):
-            receive(store, stored, place)
-            return
-    receive(store, stored, place)
-
-
 def _write(fd: int, piece: bytes | memoryview, at: int) -> None:
     view = memoryview(piece)
     while view:
-        written = os.pwrite(fd, view, at)
+        try:
+            written = os.pwrite(fd, view, at)
+        except OSError as error:
+            raise NoRoom(f"{len(view)} bytes of the slab: {error.strerror}") from error
         view, at = view[written:], at + written

@@ -133,7 +133,7 @@ def test_no_memory_for_the_slab_is_said():
     store = memory_store()
     manifest = committed(store, 1, 10)
     read_only = os.open("/dev/null", os.O_RDONLY)
-    with pytest.raises(NoRoom, match="bytes for the slab"):
+    with pytest.raises(NoRoom, match="bytes of the slab"):
         fetch(store, manifest, 0, read_only)
     os.close(read_only)
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from keepstep.checkpoint.aggregate import CorruptObject
 from keepstep.checkpoint.commit import Fenced, commit, new_nonce, newest_checkpoint, read_head
 from keepstep.checkpoint.digests import file_chunks, file_crc32c
 from keepstep.checkpoint.files.sets import ListedFile
@@ -27,7 +28,7 @@ from keepstep.checkpoint.keys import (
     parse_file_key,
     parse_manifest_key,
 )
-from keepstep.checkpoint.restore import CorruptObject, receive
+from keepstep.checkpoint.receiving import receive
 from keepstep.checkpoint.retention import GRACE_S, Swept, delete_if_old, plan_retention
 from keepstep.checkpoint.strict_json import MalformedDocument
 from keepstep.ports.store import NotFound, ObjectStore

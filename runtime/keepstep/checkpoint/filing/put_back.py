@@ -21,7 +21,7 @@ from keepstep.checkpoint.files.state_file import STATE_NAME, format_state
 from keepstep.checkpoint.files.unfit import UnfitFile
 from keepstep.checkpoint.files.watched import Tree
 from keepstep.checkpoint.filing.manifest import FilesManifest, StoredFile, StoredSet, as_object
-from keepstep.checkpoint.restore import receive
+from keepstep.checkpoint.receiving import receive
 from keepstep.ports.store import ObjectStore
 
 ASIDE = ".keepstep-aside"
