@@ -5,7 +5,6 @@ Outside keepstep the same code runs as plain TensorFlow, from the first step to 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -143,9 +142,9 @@ class Run:
         generators: list[str] = []
         taken: set[str] = set()
         trainable = [variable for thing in things.values() for variable in getattr(thing, "trainable_variables", ())]
-        for name, thing in sorted(things.items(), key=lambda item: _is_optimizer(item[1])):
-            if _is_optimizer(thing):
-                _build_optimizer(thing, trainable)
+        for name, thing in sorted(things.items(), key=lambda item: state.is_optimizer(item[1])):
+            if state.is_optimizer(thing):
+                state.build_optimizer(thing, trainable)
                 named += state.name_optimizer(name, thing, taken)
             elif hasattr(thing, "trainable_variables") and hasattr(thing, "variables"):
                 if not thing.variables:
@@ -228,20 +227,3 @@ def _read_cluster(tf_config: str) -> tuple[int, int]:
         return order.index((task["type"], int(task["index"]))), len(order)
     except (ValueError, KeyError, TypeError, AttributeError):
         return 0, 1
-
-
-def _is_optimizer(thing: Any) -> bool:
-    return hasattr(thing, "apply_gradients") and hasattr(thing, "variables")
-
-
-def _build_optimizer(optimizer: Any, trainable: list[Any]) -> None:
-    """Create an optimizer's slots where its first step has not done so yet, in the strategy of the variables."""
-    if getattr(optimizer, "built", False) or getattr(optimizer, "_built", False) or not trainable:
-        return
-    strategy = getattr(getattr(trainable[0], "_value", trainable[0]), "distribute_strategy", None)
-    with strategy.scope() if strategy is not None else contextlib.nullcontext():
-        if hasattr(optimizer, "build"):
-            optimizer.build(trainable)
-        else:  # tf_keras.optimizers.legacy
-            _ = optimizer.iterations
-            optimizer._create_all_weights(trainable)

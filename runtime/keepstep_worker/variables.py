@@ -7,6 +7,7 @@ a distributed variable are read and assigned, so no collective is involved and a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -82,6 +83,24 @@ def name_optimizer(prefix: str, optimizer: Any, taken: set[str] | None = None) -
     """Name an optimizer's variables (iteration, learning rate, slots): all replicated."""
     variables = optimizer.variables
     return name_variables(prefix, variables() if callable(variables) else variables, (), taken)
+
+
+def is_optimizer(thing: Any) -> bool:
+    """Return whether this is an optimizer of Keras 3, of tf_keras, or of its legacy kind."""
+    return hasattr(thing, "apply_gradients") and hasattr(thing, "variables")
+
+
+def build_optimizer(optimizer: Any, trainable: list[Any]) -> None:
+    """Create an optimizer's slots where its first step has not done so yet, in the strategy of the variables."""
+    if getattr(optimizer, "built", False) or getattr(optimizer, "_built", False) or not trainable:
+        return
+    strategy = getattr(getattr(trainable[0], "_value", trainable[0]), "distribute_strategy", None)
+    with strategy.scope() if strategy is not None else contextlib.nullcontext():
+        if hasattr(optimizer, "build"):
+            optimizer.build(trainable)
+        else:  # tf_keras.optimizers.legacy
+            _ = optimizer.iterations
+            optimizer._create_all_weights(trainable)
 
 
 def tensors_of(named: Iterable[Named]) -> list[Tensor]:

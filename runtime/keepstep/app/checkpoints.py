@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from keepstep.adapters.clock import unix_time
-from keepstep.app import kept_files
+from keepstep.app import exporting, kept_files
 from keepstep.app.picking import STEP, find, open_store
 from keepstep.app.showing import cell, date, progress, size, table
 from keepstep.checkpoint import catalogue, reading
@@ -66,10 +65,10 @@ def add_commands(commands: Any) -> None:
     pruning = add("prune", "delete all checkpoints but those to keep, and what no checkpoint needs", _prune)
     pruning.add_argument("--keep-last", type=int, required=True, metavar="N", help="newest ones to keep, at least 1")
     pruning.add_argument("--keep-every", type=int, default=0, metavar="N", help="keep each step that N divides, too")
-    exporting = add("export", "write a rank's state to a safetensors file", _export, kept_files.export)
-    exporting.add_argument("step", nargs="?", default="newest", help=STEP)
-    exporting.add_argument("--to", type=Path, required=True, metavar="FILE", help="with --files a folder")
-    exporting.add_argument("--rank", type=int, default=0, help="whose local tensors (default 0)")
+    text = "write a checkpoint as a file of safetensors, Keras or TensorFlow"
+    exported = add("export", text, _export, kept_files.export)
+    exported.add_argument("step", nargs="?", default="newest", help=STEP)
+    exporting.add_arguments(exported)
     text = "list the checkpoints that scripts wrote themselves, and which of them are whole"
     filing = below.add_parser("files", help=text, description=text)
     filing.add_argument("folder", metavar="DIR", type=Path, help="where TensorFlow's or Keras's files lie")
@@ -226,20 +225,8 @@ def _prune(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
 
 
 def _export(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
-    slab = _slab(store, manifest := _one(store, job, options.step), options.rank)
-    unfinished = options.to.with_name(f".{options.to.name}.{os.getpid()}")
-    try:
-        with unfinished.open("wb") as file, progress(options.to.name, slab.size_bytes) as told:
-            slab.copy_to(file.write, told)
-            os.fsync(file.fileno())
-        unfinished.replace(options.to)
-    except OSError as error:
-        raise ConfigError(
-            f"{error.strerror}", "a file that can be written", file=str(options.to), key="--to"
-        ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-    print(f"{options.to}: step {manifest.step}, {len(slab.tensors)} tensors, {size(slab.size_bytes)}")
+    slab = _slab(store, manifest := _one(store, job, options.step), options.rank or 0)
+    exporting.export(store, manifest, slab, options)
     return 0
 
 
