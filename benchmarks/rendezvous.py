@@ -152,7 +152,8 @@ def keepstep_ready(endpoints: list[str], job: str, size: int) -> float:
         crew = keepstep_crew(endpoints, job, hosts, {"min": size, "max": size}, folder)
         try:
             come(crew, hosts)
-            crew.waits(lambda _: len(crew.told("starts")) >= size, "the first world")
+            # the leader may hear that what it put is there after the others have seen it
+            crew.waits(lambda _: len(crew.told("starts")) >= size and bool(crew.told("ready")), "the first world")
             time.sleep(SETTLES_S)
             before = crew.told("ready")[-1]
             trains = {each["host"] for each in crew.told("starts") if each["generation"] == before["generation"]}

@@ -118,7 +118,7 @@ def test_a_corrupt_object_is_found_and_an_older_checkpoint_taken(place):
             with open("/dev/null") as no_memory:
                 error, detail = await bad(client, no_memory.fileno(), command="fetch", manifest=older, rank=0, world=2)
             assert error == "unavailable"
-            assert "bytes for the slab" in detail
+            assert "bytes of the slab" in detail
             store.delete(key)
             with slab(b"") as fd:
                 error, detail = await bad(client, fd, command="fetch", manifest=newer, rank=0, world=2)
