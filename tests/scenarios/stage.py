@@ -51,6 +51,7 @@ class Stage:
         self.revision = self.leases = self.seals = 0
         self.head: e.Head | None = None
         self.edition, self.files = 0, ""
+        self.upload_s = 0.5
         self.worker = ""
         self.entered = 0
         self.watches_all = False
@@ -153,7 +154,7 @@ class Stage:
             case a.UploadSnapshot():
                 item = StoredObject(f"o{action.step}.{action.rank}", "replicated", action.rank, 0, 1, "0")
                 done = e.SnapshotUploaded(
-                    action.operation, action.generation, action.step, f"d{action.step}", (item,), 0.5
+                    action.operation, action.generation, action.step, f"d{action.step}", (item,), self.upload_s
                 )
                 self.post(done)
             case a.CompareReplicas():
@@ -221,6 +222,10 @@ class Stage:
     def breaks(self, *what: str) -> None:
         """store, permission, coordinator, fence, checkpoint, `slab 0`: from now on it does not do what it should."""
         self.out_of_order.add(" ".join(what))
+
+    def uploads_take(self, seconds: str) -> None:
+        """From now on an upload is said to have taken so long."""
+        self.upload_s = float(seconds)
 
     def heals(self, *what: str) -> None:
         self.out_of_order.discard(" ".join(what))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keepstep.core import checkpoints, cluster, decide, elastic, files, generations, membership, workers
+from keepstep.core import checkpoints, cluster, decide, distrust, elastic, files, generations, membership, workers
 from keepstep.core import events as e
 from keepstep.core.records import Resume
 from keepstep.core.values import evolve
@@ -33,12 +33,12 @@ def test_a_planned_stop_that_counts_as_a_failure_is_caught(monkeypatch):
 
 
 def test_a_resume_from_what_only_one_host_holds_is_caught(monkeypatch):
-    def newest_of_any(acks):
+    def newest_of_any(acks, without):
         held = [held for ack in acks for held in ack.held]
         best = max(held, key=lambda each: each.step, default=None)
         return None if best is None else Resume(best.step, best.digest)
 
-    monkeypatch.setattr(generations, "common_held", newest_of_any)
+    monkeypatch.setattr(distrust, "common_held", newest_of_any)
     assert "does not hold" in first_violation(ENOUGH)
 
 
@@ -92,14 +92,14 @@ def test_an_action_without_a_lease_is_caught(monkeypatch, what):
 
 
 def test_a_bad_seed_is_printed_as_the_command_that_plays_it_again(monkeypatch):
-    monkeypatch.setattr(generations, "common_held", lambda acks: Resume(3, "what nobody holds"))
+    monkeypatch.setattr(distrust, "common_held", lambda acks, without: Resume(3, "what nobody holds"))
     bad = play(range(1, 4)).bad
     assert bad
     assert "keepstep simulate tests/simulation/patient.yaml --seeds 1:2 --trace" in bad[0]
 
 
 def test_a_crash_says_which_seed_it_came_from(monkeypatch):
-    monkeypatch.setattr(generations, "common_held", lambda acks: acks[99])
+    monkeypatch.setattr(distrust, "common_held", lambda acks, without: acks[99])
     with pytest.raises(IndexError) as crash:
         play([1])
     assert crash.value.__notes__ == ["keepstep simulate tests/simulation/patient.yaml --seeds 1:2 --trace"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -101,6 +102,14 @@ class Metrics:
         """Observe the time from a sealed snapshot to its manifest in the store."""
         self._commit.observe(seconds)
 
+    def checkpoint_interval(self, seconds: float) -> None:
+        """Show how far apart checkpoints are; never called where the policy counts steps."""
+        self._checkpoint_interval.set(seconds)
+
+    def committable(self, committable: bool) -> None:
+        """Show whether an interruption would leave the time for a save."""
+        self._committable.set(int(committable))
+
     def step_split(self, rank: int, *, own_work_s: float, wait_s: float, data_wait_s: float) -> None:
         """Show where a rank's recent steps went: its own work, waiting for its peers, waiting for data.
 
@@ -198,6 +207,12 @@ class Metrics:
             buckets=_COMMIT_BUCKETS_S,
             registry=self._registry,
         )
+        self._checkpoint_interval = self._gauge("checkpoint_interval_seconds", "Time between checkpoints in the store.")
+        self._committable = self._gauge(
+            "committable_within_grace", "1 if an interruption would leave the time to save the newest step."
+        )
+        for unknown in (self._checkpoint_interval, self._committable):
+            unknown.set(math.nan)
         self._own_work = self._gauge("own_work_seconds", "Mean time of a recent step in own work.", ("rank",))
         self._wait = self._gauge("wait_seconds", "Mean time of a recent step spent waiting for peers.", ("rank",))
         self._data_wait = self._gauge("data_wait_seconds", "Mean time of a recent step waiting for data.", ("rank",))

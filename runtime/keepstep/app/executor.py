@@ -222,6 +222,10 @@ class Executor:
                 metrics.durable_step(int(value))
             case a.Measure.COMMIT_S:
                 metrics.commit(value)
+            case a.Measure.CHECKPOINT_INTERVAL_S:
+                metrics.checkpoint_interval(value)
+            case a.Measure.COMMITTABLE:
+                metrics.committable(bool(value))
             case a.Measure.STORE_AVAILABLE:
                 metrics.store_available(bool(value))
 

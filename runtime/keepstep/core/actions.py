@@ -21,6 +21,8 @@ class Measure(StrEnum):
     GENERATION = "generation"
     DURABLE_STEP = "durable_step"
     COMMIT_S = "commit_s"
+    CHECKPOINT_INTERVAL_S = "checkpoint_interval_s"
+    COMMITTABLE = "committable"
     STORE_AVAILABLE = "store_available"
 
 

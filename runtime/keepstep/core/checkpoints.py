@@ -221,7 +221,7 @@ def on_snapshot_uploaded(turn: Turn, event: SnapshotUploaded) -> None:
     """This host's share lies in the store."""
     turn.landed(event.operation)
     _release(turn)
-    record = UploadRecord(event.generation, event.step, turn.state.job.host, event.digest, event.objects)
+    record = UploadRecord(event.generation, event.step, turn.state.job.host, event.digest, event.objects, event.seconds)
     if event.operation.startswith("alone:"):
         turn.set(alone=record)
     elif event.generation == turn.state.seen_generation:

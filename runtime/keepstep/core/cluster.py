@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from keepstep.core import pace
 from keepstep.core.actions import ForgetRecords, Measure, Report
 from keepstep.core.events import ClusterRead, PutRefused, RecordGone, RecordPut, RecordSeen
 from keepstep.core.facts import Recovery
@@ -185,6 +186,7 @@ def _take_generation(turn: Turn, record: GenerationRecord, revision: int) -> Non
         _take_ready(turn, record)
     if old is None or old.durable_step != record.durable_step:
         turn.do(Report(Measure.DURABLE_STEP, record.durable_step))
+        pace.report(turn, record)
     if turn.leads and old is not None:
         _forget(turn, old, record)
 

@@ -72,7 +72,7 @@ class FilesView:
 
     Attributes:
         edition: the newest one of which there is a copy.
-        kept: the newest one that this node committed, its `manifest` and the commit's `number`.
+        kept: the newest one that this node committed, in generation `kept_in`; its `manifest`, the commit's `number`.
         settled: up to which mark the folder was gone over: twice the worker's number, and one more where it had ended.
         put_back: the newest generation for which the folder was put right.
         heard: a worker of this node said how it was doing.
@@ -82,6 +82,7 @@ class FilesView:
     kept: int = 0
     manifest: str = ""
     number: int = 0
+    kept_in: int = 0
     settled: int = 0
     put_back: int = 0
     heard: bool = False
@@ -92,7 +93,8 @@ class StoreView:
     """What is known of the store. `head_known` is False until HEAD was read for the generation that is forming.
 
     `files` is the manifest of the newest committed checkpoint of the script's own files, empty where there is none, and
-    `files_generation` the newest that claimed their HEAD.
+    `files_generation` the newest that claimed their HEAD. `saves` has the seconds of this node's last commits, uploads
+    included, and `distrusted` are the manifests that are left out since worlds died of their states.
     """
 
     head: Head | None = None
@@ -102,8 +104,9 @@ class StoreView:
     available: bool = True
     refused: str = ""
     corrupt: tuple[str, ...] = ()
+    distrusted: tuple[str, ...] = ()
     failing_since: float | None = None
     last_commit_at: float = 0.0
-    last_commit_s: float = 0.0
+    saves: tuple[float, ...] = ()
     fenced: int = 0
     """The newest generation whose commit was refused, since HEAD carries a newer one."""

@@ -27,11 +27,21 @@ def watches(turn: Turn) -> bool:
 
 
 def _is_keeper(turn: Turn) -> bool:
-    """Whether what lies in this host's folder is what the job would go on from."""
+    """Whether what lies in this host's folder is what the job would go on from: it has rank 0, or had it last.
+
+    A host that was rank 0 once, and was out since, has what the others have left behind long ago.
+    """
     generation, state = turn.generation, turn.state
     if generation is None or not turn.is_member or state.trained_rank != 0 or not watches(turn):
         return False
-    return generation.phase is not Phase.READY or state.spawned == generation.number
+    return state.spawned == (generation.number if generation.phase is Phase.READY else generation.settled)
+
+
+def last_kept(turn: Turn) -> str:
+    """The manifest of what this host has committed as rank 0 of the last world; empty where it has not."""
+    generation, files = turn.generation, turn.state.files
+    is_last = generation is not None and _is_keeper(turn) and files.kept_in >= generation.settled > 0
+    return files.manifest if is_last else ""
 
 
 def keep(turn: Turn) -> None:
@@ -118,7 +128,8 @@ def on_files_kept(turn: Turn, event: FilesKept) -> None:
     store_answers(turn)
     turn.set_store(failing_since=None)
     if event.edition >= turn.state.files.kept:
-        _set(turn, kept=event.edition, manifest=event.manifest, number=event.number)
+        kept_in = int(event.operation.split(":")[1])
+        _set(turn, kept=event.edition, manifest=event.manifest, number=event.number, kept_in=kept_in)
     turn.because(Reason.FILES_KEPT, f"{event.manifest}, {event.uploaded_bytes} bytes in {event.seconds:.1f} s")
     turn.do(SweepStore())
 

@@ -6,7 +6,7 @@ protocol: propose when the world is broken, settle when all members have acknowl
 
 from __future__ import annotations
 
-from keepstep.core import elastic, files, leaving, pausing, saving
+from keepstep.core import distrust, elastic, files, leaving, pausing, saving
 from keepstep.core.actions import ReadHead, WatchAll
 from keepstep.core.causes import FailureCause
 from keepstep.core.events import HeadRead
@@ -21,7 +21,7 @@ from keepstep.core.records import (
 from keepstep.core.restarts import describe, judge, root_cause
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
-from keepstep.core.view import acks_of, acks_of_fresh, common_held, leavers
+from keepstep.core.view import acks_of, acks_of_fresh, leavers
 from keepstep.core.world import durable_step, end, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
@@ -129,7 +129,11 @@ def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
         durable_step=state.store.head.step if state.store.head is not None else 0,
         ledger=base.ledger,
         restarts=base.restarts,
+        save_s=base.save_s,
+        falls=base.falls,
+        distrusted=base.distrusted,
         served=base.served,
+        settled=base.settled,
     )
     fresh = acks_of_fresh(turn.state.cluster, record)
     if len(fresh) < len(record.members):
@@ -213,9 +217,12 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
     corrupt = {manifest for ack in records for manifest in ack.corrupt}
     if corrupt - set(turn.state.store.corrupt):
         turn.set_store(corrupt=tuple(sorted(corrupt | set(turn.state.store.corrupt))), head_known=False)
-    held = common_held(records)
+    held = distrust.newest_trusted(generation, records)
     at_hand = bool(held) or files.has_own(turn, generation)
     if not know_head(turn) and not (at_hand and not turn.state.store.available):
+        return
+    if turn.state.store.available and distrust.changes(turn, generation, root, records):
+        know_head(turn)
         return
     resume, reason = choose_resume(turn, held)
     start = 0 if resume is None else resume.step
@@ -229,6 +236,7 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
         lost_steps=max(0, max(ack.completed for ack in records) - start) if root is not None else 0,
         ledger=verdict.ledger,
         restarts=generation.restarts + (1 if root is not None else 0),
+        falls=distrust.falls_of(generation, root, records),
         root=root,
         leaving=(),
         settled=generation.number,
@@ -274,7 +282,8 @@ def know_head(turn: Turn) -> bool:
     forming = turn.generation
     claims = forming is not None and forming.phase is Phase.FORMING and forming.settled > 0
     claim, run = (forming.number, forming.run) if forming is not None and claims else (0, "")
-    read = ReadHead("head", state.store.corrupt, claim, run, files.watches(turn))
+    without = (*state.store.corrupt, *state.store.distrusted)
+    read = ReadHead("head", without, claim, run, files.watches(turn))
     turn.attempt(read, Reason.HEAD_WANTED)
     return False
 

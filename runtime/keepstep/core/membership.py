@@ -107,7 +107,7 @@ def acknowledge(turn: Turn) -> None:
         tuple(Held(step, digest) for step, digest in held),
         state.failure,
         state.store.corrupt,
-        state.files.manifest if state.trained_rank == 0 else "",
+        files.last_kept(turn),
     )
     seen = state.cluster.acks.get(ack.key)
     if seen is None or seen.record != ack:

@@ -217,7 +217,7 @@ class Checkpoint(_Section):
         unit="path or URL", failure="the loss of a host",
     )  # fmt: skip
     every: Every = knob(
-        Cadence(), "How often a checkpoint is committed to the store; auto goes by what a commit costs.",
+        Cadence(), "How often a checkpoint is committed; auto goes by what a save takes and how often something fails.",
         unit="steps or duration", failure="the loss of a host",
     )  # fmt: skip
     snapshot_every: StepsOrAuto = knob(

@@ -152,8 +152,11 @@ class GenerationRecord:
         drain_step: the last step to execute; 0 while none is agreed.
         save_step: the step whose snapshot every member is to upload; 0 for none.
         durable_step: newest step committed to the store.
+        save_s: seconds that a save takes, 0 where none was measured yet.
         ledger: failures within the budget's window.
         restarts: restarts of this job, planned ones left out.
+        falls: the state that the last worlds began with, once for each of them that died before it completed a step.
+        distrusted: states that are not to be gone on from, since worlds died of them at once.
         run: nonce of the run, part of object names in the store.
         root: the failure that came first.
         together: all who were left have stopped their workers once the job had ended: everybody may leave.
@@ -177,8 +180,11 @@ class GenerationRecord:
     drain_step: int = 0
     save_step: int = 0
     durable_step: int = 0
+    save_s: float = 0.0
     ledger: tuple[LedgerEntry, ...] = ()
     restarts: int = 0
+    falls: tuple[Resume, ...] = ()
+    distrusted: tuple[Resume, ...] = ()
     run: str = ""
     pause: str = ""
     served: tuple[str, ...] = ()
@@ -210,7 +216,7 @@ class AckRecord:
     """A member has no worker of an older generation left, and says what it holds; bound to its lease.
 
     `completed` is the newest step its worker completed; `corrupt` names manifests that did not read back; `files` is
-    the newest manifest of the script's own files that it committed as rank 0.
+    the newest manifest of the script's own files that it committed as rank 0 of the last world.
     """
 
     generation: int
@@ -269,13 +275,14 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class UploadRecord:
-    """A member's share of a checkpoint lies in the store."""
+    """A member's share of a checkpoint lies in the store, after so many `seconds`."""
 
     generation: int
     step: int
     host: str
     digest: str
     objects: tuple[StoredObject, ...]
+    seconds: float = 0.0
     kind: Literal["upload"] = "upload"
 
     @property

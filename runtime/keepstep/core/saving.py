@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keepstep.core import elastic, pausing
+from keepstep.core import elastic, pace, pausing
 from keepstep.core.actions import CommitCheckpoint, CompareReplicas, Measure, Report, SweepStore
 from keepstep.core.events import CheckpointCommitted, CommitRefused, Head, ReplicasCompared
 from keepstep.core.reasons import Reason
@@ -19,8 +19,6 @@ what each step is reported and measured with takes the rest.
 """
 
 NAMED_MAX = 8
-_COMMIT_DUTY_MAX = 0.05
-_COMMIT_EVERY_MIN_S = 10.0
 _DRAIN_SHARE = 0.4
 
 
@@ -31,7 +29,9 @@ def steer(turn: Turn, generation: GenerationRecord) -> None:
     if durable != generation.durable_step:
         saved = generation.save_step <= durable
         step = 0 if saved and not generation.drain_step else generation.save_step
-        record = evolve(generation, durable_step=durable, save_step=step)
+        record = evolve(
+            generation, durable_step=durable, save_step=step, save_s=round(pace.save_s(turn, generation), 3)
+        )
         turn.put(record, Reason.CHECKPOINT_COMMITTED, f"step {durable}")
         return
     if turn.state.cluster.tally.done == len(generation.members):
@@ -116,9 +116,7 @@ def _due(turn: Turn, generation: GenerationRecord) -> tuple[float, int]:
     every = state.policy.checkpoint_every
     if every.steps is not None:
         return since, generation.durable_step + every.steps - generation.snapshot_every
-    if every.seconds is not None:
-        return since + every.seconds, 0
-    return since + max(_COMMIT_EVERY_MIN_S, state.store.last_commit_s / _COMMIT_DUTY_MAX), 0
+    return since + (pace.interval_s(turn, generation) or 0.0), 0
 
 
 def next_snapshot_every(turn: Turn, generation: GenerationRecord) -> int:
@@ -197,14 +195,15 @@ def on_checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:
     turn.landed(event.operation)
     store_answers(turn)
     generation = turn.generation
-    digest = next((u.digest for u in _uploads(turn, generation, event.step)), "") if generation is not None else ""
+    shares = _uploads(turn, generation, event.step) if generation is not None else []
+    digest = next((share.digest for share in shares), "")
     turn.set_store(
         head=Head(event.generation, event.step, digest, event.manifest),
         head_known=True,
         failing_since=None,
         last_commit_at=turn.now,
-        last_commit_s=event.seconds,
     )
+    pace.saved(turn, max((share.seconds for share in shares), default=0.0) + event.seconds)
     turn.do(Report(Measure.COMMIT_S, event.seconds), Reason.CHECKPOINT_COMMITTED, f"step {event.step}")
     turn.do(SweepStore())
 
@@ -234,13 +233,25 @@ def _drain(turn: Turn, generation: GenerationRecord) -> None:
         return
     target = max(status.entered for status in statuses.values())
     started = generation.resume.step if generation.resume is not None else 0
-    if target <= max(durable, started) or not turn.state.job.has_store:
-        if started > durable and turn.state.job.has_store:
-            _save(turn, generation, started)
-            return
+    newest = max(target, started) if turn.state.job.has_store else 0
+    late = pace.too_late(turn, generation)
+    if newest <= durable:
         end(turn, generation, ExitCode.INTERRUPTED, f"interrupted; {saved_text(turn, durable)}", Reason.NOTHING_TO_SAVE)
-        return
-    turn.put(evolve(generation, drain_step=target, save_step=target), Reason.DRAIN_AGREED, f"step {target}")
+    elif late:
+        _do_without(turn, generation, late)
+    elif target <= started:
+        _save(turn, generation, started)
+    else:
+        turn.put(evolve(generation, drain_step=target, save_step=target), Reason.DRAIN_AGREED, f"step {target}")
+
+
+def _do_without(turn: Turn, generation: GenerationRecord, why: str) -> None:
+    """No save is begun any more; one that is under way, its step sealed by all, may come through yet."""
+    durable = durable_step(turn, generation)
+    sealed = min((status.sealed for status in statuses_of(turn, generation).values()), default=0)
+    if not durable < generation.save_step <= sealed or _missed(turn, generation):
+        text = f"interrupted; {why}; {saved_text(turn, durable)}"
+        end(turn, generation, ExitCode.INTERRUPTED, text, Reason.GRACE_TOO_SHORT)
 
 
 def drain_is_late(turn: Turn, generation: GenerationRecord) -> bool:
@@ -265,7 +276,10 @@ def salvage(turn: Turn, generation: GenerationRecord, acks: list[AckRecord]) -> 
     held = common_held(acks)
     durable = durable_step(turn, generation)
     unsavable = held is None or held.step <= durable or not turn.state.job.has_store
-    if unsavable or _missed(turn, generation):
+    late = pace.too_late(turn, generation)
+    if not unsavable and late and held is not None and generation.save_step != held.step:
+        _do_without(turn, evolve(generation, save_step=0), late)
+    elif unsavable or _missed(turn, generation):
         root = generation.failures[0] if generation.failures else None
         text = f"interrupted; {saved_text(turn, durable)}"
         end(turn, generation, ExitCode.INTERRUPTED, text, Reason.INTERRUPTED, root)

@@ -6,7 +6,7 @@ what comes and goes costs the leader something, and the others nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -243,12 +243,13 @@ def acks_of_fresh(cluster: Cluster, generation: GenerationRecord) -> list[AckRec
     return [AckRecord(number, m.host, m.node_id) for m in generation.members if nodes[m.host].record.fresh]
 
 
-def common_held(acks: list[AckRecord]) -> Resume | None:
-    """The newest snapshot that every member holds verified, with one digest."""
+def common_held(acks: list[AckRecord], without: Collection[tuple[int, str]] = ()) -> Resume | None:
+    """The newest snapshot that all members hold verified, with one digest; `without` names some by step and digest."""
     if not acks:
         return None
     common = set(acks[0].held)
     for ack in acks[1:]:
         common &= set(ack.held)
-    best = max(common, key=lambda held: held.step, default=None)
+    trusted = (held for held in common if (held.step, held.digest) not in without)
+    best = max(trusted, key=lambda held: held.step, default=None)
     return None if best is None else Resume(best.step, best.digest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import urllib.request
 
 import pytest
@@ -44,6 +45,16 @@ def test_what_is_counted_stands_at_zero_from_the_start(metrics):
     assert {cause: value(shown, "restarts_total", cause=cause) for cause in CAUSES} == dict.fromkeys(CAUSES, 0)
     assert {value(shown, "recovery_seconds_count", phase=phase) for phase in RECOVERY_PHASES} == {0}
     assert value(shown, "snapshot_seconds_count") == value(shown, "commit_seconds_count") == 0
+    for name in ("checkpoint_interval_seconds", "committable_within_grace"):
+        assert math.isnan(value(shown, name)), name  # not known yet
+
+
+def test_the_pace_of_checkpoints(metrics):
+    metrics.checkpoint_interval(61.5)
+    metrics.committable(False)
+    shown = scrape(metrics)
+    assert value(shown, "checkpoint_interval_seconds") == 61.5
+    assert value(shown, "committable_within_grace") == 0
 
 
 def test_progress(metrics):

@@ -1,0 +1,96 @@
+"""How often a checkpoint is due, and which save is not begun any more."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.core import pace
+from keepstep.core.causes import FailureCause
+from keepstep.core.policy import Policy
+from keepstep.core.records import LedgerEntry, RequestRecord
+from keepstep.core.state import Turn
+from keepstep.core.view import Seen
+from tests.unit.core.values import a_generation, a_turn
+
+
+def a_turn_after(*saves: float, policy: Policy | None = None) -> Turn:
+    turn = a_turn(policy)
+    for seconds in saves:
+        pace.saved(turn, seconds)
+    return turn
+
+
+def failed(*at: float) -> tuple[LedgerEntry, ...]:
+    return tuple(LedgerEntry(each, FailureCause.KILLED, "killed", 1) for each in at)
+
+
+def interval(turn: Turn, *failures: float) -> float:
+    return pace.auto_interval_s(turn, a_generation(ledger=failed(*failures)))
+
+
+def test_young_s_formula():
+    """Saves of 2 s that cost a tenth of it, three failures in an hour: sqrt(2 * 0.2 s * 1200 s)."""
+    assert interval(a_turn_after(2.0), 900.0, 950.0, 990.0) == pytest.approx(21.9, abs=0.01)
+    assert interval(a_turn_after(2.0)) == pytest.approx(185.9, abs=0.1)
+
+
+def test_what_failed_before_the_window_is_forgotten():
+    turn = a_turn_after(2.0)
+    assert interval(turn, turn.now - 3601.0) == interval(turn)
+
+
+def test_an_unmeasured_save_is_due_soon():
+    assert interval(a_turn()) == pace.AUTO_MIN_S
+
+
+def test_a_former_leader_s_measure_is_taken_over():
+    assert pace.save_s(a_turn(), a_generation(save_s=4.0)) == 4.0
+    assert pace.save_s(a_turn_after(1.0), a_generation(save_s=4.0)) == 1.0
+
+
+def test_one_slow_save_changes_little():
+    assert pace.save_s(a_turn_after(1.0, 1.1, 60.0), a_generation()) == 1.1
+
+
+@given(st.lists(st.floats(0.001, 1e4), min_size=1, max_size=9), st.integers(0, 9))
+def test_saves_never_follow_each_other_without_a_break(saves, failures):
+    turn = a_turn_after(*saves)
+    found = interval(turn, *[turn.now - 1.0] * failures)
+    assert found >= max(pace.AUTO_MIN_S, 2 * pace.save_s(turn, a_generation()))
+
+
+@given(st.floats(0.001, 1e4), st.integers(0, 9))
+def test_more_failures_never_mean_fewer_checkpoints(seconds, failures):
+    turn = a_turn_after(seconds)
+    assert interval(turn, *[turn.now] * (failures + 1)) <= interval(turn, *[turn.now] * failures)
+
+
+def test_the_policy_s_word_holds():
+    def of(every: str) -> float | None:
+        policy = Policy.model_validate({"checkpoint": {"every": every}})
+        return pace.interval_s(a_turn_after(9.0, policy=policy), a_generation())
+
+    assert of("2min") == 120.0
+    assert of("500 steps") is None
+
+
+def interrupted(turn: Turn, left_s: float) -> Turn:
+    record = RequestRecord("algo-2", "sigterm", turn.now, turn.now + left_s)
+    turn.set_cluster(requests={"algo-2": Seen(record, 1)})
+    return turn
+
+
+def test_a_save_is_too_late_where_not_even_the_shortest_one_fitted():
+    assert pace.too_late(interrupted(a_turn_after(9.0, 30.0), 10.0), a_generation()) == ""
+    told = pace.too_late(interrupted(a_turn_after(9.0, 30.0), 8.0), a_generation())
+    assert told == "a save takes 9.0 s and 8.0 s are left"
+
+
+def test_an_unmeasured_save_is_tried():
+    assert pace.too_late(interrupted(a_turn(), 1.0), a_generation()) == ""
+
+
+def test_without_an_interruption_nothing_is_too_late():
+    assert pace.too_late(a_turn_after(1e6), a_generation()) == ""
