@@ -11,9 +11,11 @@ that may be padded with spaces, then the tensors without holes or trailing bytes
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import json
 import mmap
+import os
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
@@ -144,6 +146,23 @@ _POPULATED_BYTES = 16 << 20
 """How much is mapped in at a time: whoever else wants to change this process's mappings waits that long at the most."""
 
 
+_THREADS_MAX = 4
+"""A core does not use all of the memory's speed: two were measured to copy 1.75 times as fast as one."""
+_SHARE_BYTES_MIN = 16 << 20
+
+
+@functools.lru_cache(maxsize=1)
+def _threads() -> int:
+    return min(_THREADS_MAX, len(os.sched_getaffinity(0)))
+
+
+@functools.lru_cache(maxsize=1)
+def _pool() -> Any:
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(_THREADS_MAX - 1, thread_name_prefix="keepstep-copy")
+
+
 class Writer:
     """A slab mapped for writing; all slabs of a layout share the layout."""
 
@@ -156,13 +175,36 @@ class Writer:
         self._has_header = False
 
     def write(self, tensors: Iterable[Tensor]) -> None:
-        """Copy every tensor to its place. The slab's seal must have been cleared before."""
+        """Copy every tensor to its place, large states by several threads. The slab's seal must have been cleared."""
         if not self._has_header:
             self._whole[: len(self._header)] = self._header
             self._has_header = True
-        targets = self._targets
+        tensors = list(tensors)
+        shares = self._shares(tensors, _threads())
+        others = [_pool().submit(self._write, share) for share in shares[1:]]
+        try:
+            self._write(shares[0])
+        finally:
+            for other in others:
+                other.exception()  # nobody may still write when this returns
+        for other in others:
+            other.result()
+
+    def _write(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
-            tensor.write(targets[tensor.key])
+            tensor.write(self._targets[tensor.key])
+
+    def _shares(self, tensors: Sequence[Tensor], count: int) -> list[Sequence[Tensor]]:
+        """Divide tensors into up to so many runs of about equally many bytes."""
+        sizes = [self._targets[tensor.key].nbytes for tensor in tensors]
+        share = max(_SHARE_BYTES_MIN, -(-sum(sizes) // count))
+        shares, begin, held = [], 0, 0
+        for end, size in enumerate(sizes, 1):
+            held += size
+            if held >= share:
+                shares.append(tensors[begin:end])
+                begin, held = end, 0
+        return [*shares, tensors[begin:]] if begin < len(tensors) or not shares else shares
 
     def populate(self, go_on: Callable[[], bool]) -> None:
         """Map all pages in, so that the first copy meets no page fault. Other threads run on meanwhile.
