@@ -25,6 +25,7 @@ from keepstep_worker.session import Session
 
 WEIGHTS = 340
 """Beside each its two slots of Adam: a thousand variables and more."""
+SLABS, SETTLES_WITHIN = 3, 200
 TRAINED = 4
 """Weights of which a step changes all three variables; to change all takes longer than most of what is compared."""
 
@@ -58,6 +59,7 @@ class Saver:
 
     def __init__(self, options: argparse.Namespace, state: State) -> None:
         self._every, self._folder, self._mode = options.every, options.folder, options.mode
+        self._skipped = 0
         self._session = Session.current()
         if self._mode == "keepstep":
             assert self._session is not None, "this mode runs under keepstep only"
@@ -88,6 +90,26 @@ class Saver:
             self._checkpoint.write(str(self._folder / f"{number}" / "checkpoint"), self._options)
             shutil.rmtree(self._folder / f"{number - 2 * self._every}", ignore_errors=True)
 
+    def settle(self, state: State) -> int:
+        """Train until each of three slabs was written to once: they have to be there, and be memory; returns the steps.
+
+        Raises:
+            SystemExit: keepstep has no slabs for such a state.
+        """
+        session, seals, number, sealed_ns = self._session, 0, 0, 0
+        if self._mode != "keepstep" or session is None:
+            return 0
+        while seals < SLABS or number % self._every:
+            number += 1
+            if number > SETTLES_WITHIN * self._every:
+                raise SystemExit(f"{seals} snapshots within {number} steps")
+            self.before(number)
+            state.step().numpy()
+            self.after(number)
+            seals, sealed_ns = seals + (session.snapshot_ns != sealed_ns), session.snapshot_ns
+        self._skipped = session.skipped
+        return number
+
     def finish(self) -> dict[str, Any]:
         """Wait for what is still being written; what else there is to tell."""
         if self._mode == "async":
@@ -95,7 +117,7 @@ class Saver:
         if self._mode != "keepstep" or self._session is None:
             return {}
         self._session.finish()
-        return {"skipped": self._session.skipped}
+        return {"skipped": self._session.skipped - self._skipped}
 
 
 def main() -> None:
@@ -111,7 +133,8 @@ def main() -> None:
     saver = Saver(options, state)
     steps_ns, savings_ns = [], []
     state.step().numpy()  # traced
-    for number in range(1, options.every * (options.savings + 1)):
+    settled = saver.settle(state)
+    for number in range(settled + 1, settled + options.every * (options.savings + 1)):
         saver.before(number)
         begun = time.perf_counter_ns()
         state.step().numpy()
