@@ -17,6 +17,7 @@ JOB = Path(__file__).with_name("keras_job.py")
 PYTHON = os.environ.get("KEEPSTEP_TF_PYTHON", str(ROOT / ".venv-tf" / "bin" / "python"))
 DEADLINE_S = 100
 
+FLOAT32_EPS = 2.0**-23
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
@@ -68,7 +69,9 @@ def test_two_hosts_train_what_one_process_trains(tmp_path: Path, built: str) -> 
     (alone,) = trained(tmp_path, *options, hosts=0)
     for rank in (first, second):
         assert rounded(rank["histories"]) == rounded(alone["histories"])
-        assert rank["weights"] == pytest.approx(alone["weights"], rel=1e-5)
+        # sums in another order: a weight next to zero is known no better than the largest ones that it came from
+        rounding = FLOAT32_EPS * max(map(abs, alone["weights"]))
+        assert rank["weights"] == pytest.approx(alone["weights"], rel=1e-5, abs=rounding)
         assert len(rank["predict"]) == 64
         for row, wanted in zip(rank["predict"], alone["predict"], strict=True):
             assert row == pytest.approx(wanted, rel=1e-4, abs=1e-5)

@@ -227,7 +227,7 @@ def test_lost_and_late_packets_do_no_harm(tmp_path: Path) -> None:
 
 
 def test_a_host_that_keeps_etcd_is_replaced_by_one_that_does_not(tmp_path: Path) -> None:
-    with tensorflow(tmp_path, 100, *SHRINK, hosts=4) as run:
+    with tensorflow(tmp_path, 400, *SHRINK, hosts=4) as run:  # which last longer than a member may be away
         _, first = trains(run)
         run.kill_host("algo-1")
         number = new_world(run, {"algo-2", "algo-3", "algo-4"}, after=first)
@@ -236,7 +236,7 @@ def test_a_host_that_keeps_etcd_is_replaced_by_one_that_does_not(tmp_path: Path)
         run.kill_host("algo-3")  # one of the first three members is left: with the new one they are two of three
         new_world(run, {"algo-2", "algo-4"}, after=number)
         assert set(run.wait().values()) == {0}, run.told()
-        is_done(run, 100)
+        is_done(run, 400)
 
 
 @pytest.mark.hosts
