@@ -155,7 +155,7 @@ def main() -> None:
         print(json.dumps(found))
         return
     sys.path.insert(0, str(ROOT / "runtime"))
-    from keepstep.adapters.store_s3 import PART_BYTES_MIN, PARTS_IN_FLIGHT
+    from keepstep.adapters.store_s3 import PART_BYTES_MIN, S3Options
 
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         slab = Path(folder) / "slab"
@@ -170,7 +170,7 @@ def main() -> None:
     whole = TENSORS * (options.bytes // TENSORS)
     share_error = max(abs(share * hosts / whole - 1) for hosts, each in shares.items() for share in each)
     peak = max(r["keepstep"]["peak_bytes"] for r in rounds)
-    allowed = UPLOADER_BYTES_MAX + (PARTS_IN_FLIGHT + 1) * PART_BYTES_MIN
+    allowed = UPLOADER_BYTES_MAX + (S3Options().parts_in_flight + 1) * PART_BYTES_MIN
     value = statistics.median(ratios)
     print(
         f"sealed to committed: {value:.2f} of the faster of boto3 and awscrt; uploader {peak / 1e6:.0f} MB at the most"

@@ -9,7 +9,19 @@ FUNCTION_LINES_MAX = 60
 PARAMETERS_MAX = 6
 CORE_LINES_MAX = 2850
 VOCABULARY_NAMES = (
-    *("actions", "causes", "codec", "events", "facts", "files_events", "job", "policy", "quantities", "reasons"),
+    *(
+        "actions",
+        "causes",
+        "codec",
+        "contradictions",
+        "events",
+        "facts",
+        "files_events",
+        "job",
+        "policy",
+        "quantities",
+        "reasons",
+    ),
     *("records", "values", "view"),
 )
 VOCABULARY = {f"{name}.py" for name in VOCABULARY_NAMES}

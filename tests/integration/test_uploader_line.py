@@ -169,7 +169,7 @@ def test_what_the_platform_or_the_terminal_sends_does_not_end_it(tmp_path):
 
 @pytest.mark.parametrize(("store", "loaded"), [("s3://bucket/below", "True"), ("{tmp_path}/store", "False")])
 def test_boto3_is_loaded_only_for_s3(tmp_path, store, loaded):
-    script = "import sys\nfrom keepstep.app.uploader import connect_store\n"
+    script = "import sys\nfrom keepstep.app.connecting import connect_store\n"
     script += "connect_store(sys.argv[1])\nprint('boto3' in sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", script, store.format(tmp_path=tmp_path)],

@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from keepstep.core.causes import FailureCause
-from keepstep.core.policy import Policy, parse_store
+from keepstep.core.policy import Policy, parse_encryption, parse_store
 from keepstep.core.quantities import (
     Cadence,
     RestartBudget,
     parse_budget,
     parse_cadence,
+    parse_rate,
     parse_seconds,
     parse_steps,
     parse_steps_or,
     show_budget,
     show_cadence,
+    show_rate,
     show_seconds,
 )
 
@@ -122,6 +124,30 @@ def test_a_budget_is_a_count_in_a_window():
     for text in ("8", "8 an hour", "-1 per 1h", "8 per 0s", "8 per hour", 8, None):
         with pytest.raises(ValueError):
             parse_budget(text)
+
+
+@given(st.floats(min_value=1.0, max_value=1e8))
+def test_a_shown_rate_parses_to_the_same_one(megabytes):
+    rate = parse_rate(f"{megabytes:.3f}MB/s")
+    assert rate is not None and parse_rate(show_rate(rate)) == pytest.approx(rate, rel=1e-9)
+
+
+def test_a_rate_has_its_unit():
+    assert (parse_rate("200MB/s"), parse_rate("1.5 GB/s"), parse_rate("off")) == (200e6, 1.5e9, None)
+    for text in ("200", "200MB", "200 Mbit/s", "0.5MB/s", "-1MB/s", 200, True, None):
+        with pytest.raises(ValueError, match="off, or bytes per second"):
+            parse_rate(text)
+
+
+@pytest.mark.parametrize("key", ["bucket", "kms", "alias/own", "arn:aws:kms:eu-west-1:123456789012:key/a-b"])
+def test_who_encrypts(key):
+    assert parse_encryption(key) == key
+
+
+@pytest.mark.parametrize("key", ["", " ", "a key", "a\nkey"])
+def test_what_encrypts_nothing(key):
+    with pytest.raises(ValueError, match="KMS key"):
+        parse_encryption(key)
 
 
 @pytest.mark.parametrize("store", ["none", "/mnt/shared", "relative/dir", "s3://bucket", "s3://my.bucket/a/b"])
@@ -237,6 +263,7 @@ EVERYTHING = {
         "every": "100 steps",
         "snapshot_every": "10 steps",
         "keep": {"last": 2, "every": "1000 steps"},
+        "s3": {"encryption": "alias/own", "upload_rate": "1.5GB/s", "parts_in_flight": 8},
     },
     "interruption": {"grace": "20s", "script_grace": "1.5s"},
     "health": {"gpu": {"poll": "500ms"}},

@@ -11,7 +11,7 @@ import base64
 import contextlib
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -50,7 +50,6 @@ from keepstep.ports.store import (
 SINGLE_PUT_BYTES_MAX = 64 << 20
 PART_BYTES_MIN = 16 << 20
 PARTS_MAX = 10_000
-PARTS_IN_FLIGHT = 4
 READ_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
@@ -65,6 +64,32 @@ _PASSING = {
 }  # fmt: skip
 
 
+def _unhindered(size_bytes: int) -> None:
+    """Sends at once."""
+
+
+@dataclass(frozen=True)
+class S3Options:
+    """How objects are written.
+
+    Attributes:
+        encryption: `bucket` (by the bucket's own rule), `kms` (the account's key), or a KMS key's id, ARN or alias.
+        parts_in_flight: parts of a large object that are sent at the same time, each held in memory.
+        pace: called with the number of bytes before they are sent; returns once they may be.
+    """
+
+    encryption: str = "bucket"
+    parts_in_flight: int = 4
+    pace: Callable[[int], None] = _unhindered
+
+    def encrypted(self) -> dict[str, str]:
+        """What a request that makes an object says of its encryption."""
+        if self.encryption == "bucket":
+            return {}
+        key = {} if self.encryption == "kms" else {"SSEKMSKeyId": self.encryption}
+        return {"ServerSideEncryption": "aws:kms", **key}
+
+
 @dataclass(frozen=True)
 class _Part:
     number: int
@@ -77,8 +102,8 @@ class _Part:
 class _Bytes:
     """A request's body that is read where it lies; io.BytesIO would copy it."""
 
-    def __init__(self, data: memoryview) -> None:
-        self._data, self._at = data, 0
+    def __init__(self, data: memoryview, pace: Callable[[int], None]) -> None:
+        self._data, self._at, self._pace = data, 0, pace
 
     def __len__(self) -> int:
         return len(self._data)
@@ -86,6 +111,7 @@ class _Bytes:
     def read(self, size: int | None = None) -> memoryview:
         begin = self._at
         self._at = len(self._data) if size is None or size < 0 else min(len(self._data), begin + size)
+        self._pace(self._at - begin)
         return self._data[begin : self._at]
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -99,13 +125,15 @@ class _Bytes:
 class S3Store:
     """Objects below `prefix` of a bucket; keys are relative to it."""
 
-    def __init__(self, client: Any, bucket: str, prefix: str = "") -> None:
-        self._client = client
+    def __init__(self, client: Any, bucket: str, prefix: str = "", options: S3Options | None = None) -> None:
+        self._client, self._options = client, options or S3Options()
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
     @classmethod
-    def connect(cls, bucket: str, prefix: str = "", endpoint: str | None = None) -> S3Store:
+    def connect(
+        cls, bucket: str, prefix: str = "", endpoint: str | None = None, options: S3Options | None = None
+    ) -> S3Store:
         """Open a store; nothing is asked of it yet.
 
         Raises:
@@ -115,7 +143,7 @@ class S3Store:
             connect_timeout=CONNECT_TIMEOUT_S,
             read_timeout=READ_TIMEOUT_S,
             retries={"mode": "standard", "total_max_attempts": 2},
-            max_pool_connections=16,
+            max_pool_connections=max(16, 8 + (options or S3Options()).parts_in_flight),
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             s3={"payload_signing_enabled": True},
@@ -128,7 +156,7 @@ class S3Store:
         if client.meta.endpoint_url.startswith("https:"):
             # TLS has seen to it already. A SHA-256 of all that goes up is a fifth of what an upload costs.
             client.meta.config.s3["payload_signing_enabled"] = False
-        return cls(client, bucket, prefix)
+        return cls(client, bucket, prefix, options)
 
     def put(
         self,
@@ -150,7 +178,9 @@ class S3Store:
         if len(data) != body_size(body) or crc32c not in (None, crc):
             raise ChecksumMismatch(f"{key}: {len(data)} bytes with CRC32C {crc:08x} are not what was announced")
         with _translated(key, absent=PreconditionFailed if if_match is not None else StoreRefused):
-            answer = self._client.put_object(**where, Body=data, ChecksumCRC32C=_encode(crc), **conditions)
+            sent = _Bytes(memoryview(data), self._options.pace)
+            encrypted = self._options.encrypted()
+            answer = self._client.put_object(**where, **encrypted, Body=sent, ChecksumCRC32C=_encode(crc), **conditions)
         return str(answer["ETag"])
 
     def get(self, key: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
@@ -227,7 +257,7 @@ class S3Store:
         key = where["Key"]
         with _translated(key):
             begun = self._client.create_multipart_upload(
-                **where, ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT"
+                **where, **self._options.encrypted(), ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT"
             )
         upload = begun["UploadId"]
         finished = False
@@ -256,19 +286,22 @@ class S3Store:
         sent: list[dict[str, Any]] = []
         crc, total = 0, 0
         memory = SimpleQueue[bytearray]()
-        for _ in range(PARTS_IN_FLIGHT + 1):
+        in_flight = self._options.parts_in_flight
+        for _ in range(in_flight + 1):
             memory.put(bytearray())
 
         def send(part: _Part) -> dict[str, Any]:
             named = {"PartNumber": part.number, "ChecksumCRC32C": _encode(part.crc)}
             try:
                 with _translated(where["Key"], absent=StoreUnavailable):
-                    answer = self._client.upload_part(**where, UploadId=upload, Body=_Bytes(part.data), **named)
+                    answer = self._client.upload_part(
+                        **where, UploadId=upload, Body=_Bytes(part.data, self._options.pace), **named
+                    )
             finally:
                 memory.put(part.memory)
             return {**named, "ETag": answer["ETag"]}
 
-        with ThreadPoolExecutor(PARTS_IN_FLIGHT, thread_name_prefix="part") as senders:
+        with ThreadPoolExecutor(in_flight, thread_name_prefix="part") as senders:
             flying: deque[Future[dict[str, Any]]] = deque()
             for part in _regroup(body, memory):
                 while flying and flying[0].done():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from keepstep.app.uploader import connect_store
+from keepstep.app.connecting import connect_store
 from keepstep.checkpoint.catalogue import Document, Listed
 from keepstep.checkpoint.retrying import RetryingStore
 from keepstep.errors import ConfigError

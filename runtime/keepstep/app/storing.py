@@ -66,7 +66,10 @@ class Storing:
                 await self._client.start()
                 await self._listen()
                 if self._store is not None:
-                    reply = await self._call({"command": "open", "store": self._store, "job": self._job})
+                    wanted = self._policy.checkpoint.s3
+                    s3 = {"encryption": wanted.encryption, "parts_in_flight": wanted.parts_in_flight}
+                    opening = {"store": self._store, "job": self._job, "s3": {**s3, "bytes_per_s": wanted.upload_rate}}
+                    reply = await self._call({"command": "open", **opening})
                     if reply.get("error") == "refused":
                         self._post(e.StoreRefused("open", f"{self._store}: {reply.get('detail')}"))
             except (OSError, UploaderGone) as error:

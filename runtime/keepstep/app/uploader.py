@@ -47,6 +47,7 @@ from typing import Any, Final, NoReturn
 
 from keepstep.adapters import clock
 from keepstep.adapters.uploader import IN_FLIGHT_MAX, PacketError, receive_packet, send_packet
+from keepstep.app.connecting import connect_store, s3_settings
 from keepstep.app.filing import Filing, Stuck
 from keepstep.app.giving import Giving, InvalidCommand, number, text
 from keepstep.checkpoint import authority, commit, restore, retention, tables, upload
@@ -96,7 +97,7 @@ class Uploader:
 
     def __init__(self) -> None:
         self._opening = threading.Lock()
-        self._where: tuple[str, str, str | None] | None = None
+        self._where: tuple[str, str, str | None, Mapping[str, Any]] | None = None
         self._store: ObjectStore | None = None
         self._giving, self._filing = Giving(), Filing()
         self._ask_metadata: Callable[[], dict[str, object]] | None = None
@@ -140,7 +141,7 @@ class Uploader:
         if not is_job(job) or not isinstance(endpoint, str | None):
             raise InvalidCommand(f"job {job!r} or endpoint {endpoint!r} can not be")
         with self._opening:
-            self._where, self._store = (text(command, "store"), job, endpoint), None
+            self._where, self._store = (text(command, "store"), job, endpoint, s3_settings(command)), None
         self._opened()
         return {}
 
@@ -148,9 +149,9 @@ class Uploader:
         with self._opening:
             if self._where is None:
                 raise InvalidCommand("no store was named yet")
-            url, job, endpoint = self._where
+            url, job, endpoint, settings = self._where
             if self._store is None:
-                store = connect_store(url, endpoint)
+                store = connect_store(url, endpoint, settings)
                 probe_store(store, job, commit.new_nonce())  # without patience: whoever wants the store comes again
                 self._store = RetryingStore(store)
             return self._store, job
@@ -168,7 +169,7 @@ class Uploader:
 
     def _files(self, what: str, command: Mapping[str, Any]) -> dict[str, object]:
         with self._opening:
-            url, job, _ = self._where or ("", "", None)
+            url, job, *_ = self._where or ("", "", None, {})
         self._filing.open(command, Path(url).resolve() / job if url and "://" not in url else None)
         if what in ("settle", "watch"):
             return self._filing.settle() if what == "settle" else self._filing.watch(command)
@@ -301,25 +302,6 @@ class Server:
             self._slots.release()
         with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send_packet(self._line, reply)
-
-
-def connect_store(url: str, endpoint: str | None = None) -> ObjectStore:
-    """The store that a policy names: `s3://bucket/prefix`, or the path of a directory.
-
-    Raises:
-        StoreRefused: it is neither, or can not be had.
-    """
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        from keepstep.adapters.store_directory import DirectoryStore
-
-        return DirectoryStore(Path(url))
-    if scheme == "s3" and rest.partition("/")[0]:
-        from keepstep.adapters.store_s3 import S3Store
-
-        bucket, _, prefix = rest.partition("/")
-        return S3Store.connect(bucket, prefix, endpoint)
-    raise StoreRefused(f"{scheme}:// is no store: s3://bucket/prefix or the path of a directory is wanted")
 
 
 def _texts(command: Mapping[str, Any], field: str) -> frozenset[str]:

@@ -11,17 +11,18 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from keepstep.core.causes import FailureCause
+from keepstep.core.contradictions import check
 from keepstep.core.quantities import (
     Budget,
     Cadence,
     Every,
+    RateOrOff,
     RestartBudget,
     Seconds,
     StepsOrAuto,
     StepsOrOff,
     parse_watch,
     show_seconds,
-    show_steps,
 )
 
 Response = Literal["restart", "stop", "exit"]
@@ -34,20 +35,6 @@ _PORT_MAX = 65_535
 _HOSTS_MAX = 4096
 
 
-class Contradiction(ValueError):
-    """Two knobs that can not both be meant.
-
-    Attributes:
-        key: the knob to change, with the names of its sections.
-        found: its value and the one that it clashes with.
-        wanted: what would do.
-    """
-
-    def __init__(self, key: str, found: str, wanted: str) -> None:
-        super().__init__(f"{key}: {found}; wanted {wanted}")
-        self.key, self.found, self.wanted = key, found, wanted
-
-
 def parse_store(value: object) -> str:
     """A store's name, checked as far as that goes without asking it.
 
@@ -58,6 +45,17 @@ def parse_store(value: object) -> str:
         raise ValueError(STORE)
     if "://" in value and _BUCKET.fullmatch(value) is None:
         raise ValueError(STORE)
+    return value
+
+
+def parse_encryption(value: str) -> str:
+    """Who encrypts, as far as that can be told from the name.
+
+    Raises:
+        ValueError: it names nothing.
+    """
+    if not value.strip() or any(letter.isspace() or ord(letter) < ord(" ") for letter in value):
+        raise ValueError("bucket, kms, or a KMS key's id, ARN or alias")
     return value
 
 
@@ -209,6 +207,23 @@ class Keep(_Section):
         return self.every
 
 
+class S3(_Section):
+    """How checkpoints are written to S3."""
+
+    encryption: Annotated[str, AfterValidator(parse_encryption)] = knob(
+        "bucket", "Who encrypts: bucket (by its own rule), kms (the account's key), or a KMS key's id, ARN or alias.",
+        unit="name", failure="a bucket that refuses what another key encrypts",
+    )  # fmt: skip
+    upload_rate: RateOrOff = knob(
+        None, "How fast a host uploads at the most, or off.", unit="bytes per second",
+        failure="a line that the training needs for itself",
+    )  # fmt: skip
+    parts_in_flight: int = knob(
+        4, "Parts of 16 MiB that a host sends at the same time, each with memory of its own.", unit="count",
+        failure="a line that one stream does not fill", ge=1, le=64, strict=True,
+    )  # fmt: skip
+
+
 class Checkpoint(_Section):
     """Where and how often state is saved."""
 
@@ -225,6 +240,7 @@ class Checkpoint(_Section):
         failure="the death of a worker or of the agent",
     )  # fmt: skip
     keep: Keep = Keep()
+    s3: S3 = S3()
     watch: Annotated[str, AfterValidator(parse_watch)] = knob(
         "auto", "Folder of checkpoints that the script writes itself, to be committed whole: a path, off, or auto (the "
         "platform's, where the script reports no steps).", unit="path", failure="files that a dying script tore",
@@ -315,12 +331,7 @@ class Policy(_Section):
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Policy:
-        _check_times(self)
-        _check_sources(self.interruption)
-        _check_hosts(self.elastic.hosts)
-        _check_cadences(self.checkpoint)
-        _check_rules(self.failures)
-        _check_ports(self.coordination, self.telemetry)
+        check(self)
         return self
 
     @property
@@ -339,59 +350,3 @@ class Policy(_Section):
             if rule.cause in ("any", cause) and rule.exit_code in (None, exit_code):
                 return rule.respond
         return "restart"
-
-
-def _check_times(policy: Policy) -> None:
-    """No time may be longer than the one that it has to fit into."""
-    backoff, interruption, lease = policy.restart.backoff, policy.interruption, policy.coordination.lease
-    pairs = (
-        ("restart.backoff.first", backoff.first, "restart.backoff.max", backoff.max),
-        ("coordination.lease", lease, "interruption.grace", interruption.grace),
-        ("interruption.script_grace", interruption.script_grace, "interruption.grace", interruption.grace),
-        ("coordination.lease", lease, "elastic.wait_for_return", policy.elastic.wait_for_return),
-    )
-    for key, value, limit_key, limit in pairs:
-        if value > limit:
-            raise Contradiction(key, f"found {show_seconds(value)}", f"no more than {limit_key}, {show_seconds(limit)}")
-
-
-def _check_sources(interruption: Interruption) -> None:
-    """The signal can not be left out: whoever sends it kills soon after."""
-    if "sigterm" not in interruption.on or len(set(interruption.on)) != len(interruption.on):
-        raise Contradiction("interruption.on", f"found {', '.join(interruption.on)}", "sigterm, and others once each")
-
-
-def _check_hosts(hosts: Hosts) -> None:
-    if hosts.max != "all" and (hosts.min == "all" or hosts.min > hosts.max):
-        raise Contradiction("elastic.hosts.min", f"found {hosts.min}", f"no more than elastic.hosts.max, {hosts.max}")
-
-
-def _check_cadences(checkpoint: Checkpoint) -> None:
-    """A checkpoint is made of a snapshot, and one that is to stay must be made."""
-    every = checkpoint.every.steps
-    if every is None:
-        return
-    limit = f"checkpoint.every, {show_steps(every)}"
-    if (checkpoint.snapshot_every or 1) > every:
-        found = f"found {show_steps(checkpoint.snapshot_every or 1)}"
-        raise Contradiction("checkpoint.snapshot_every", found, f"no more than {limit}")
-    if checkpoint.keep.every is not None and checkpoint.keep.every < every:
-        found = f"found {show_steps(checkpoint.keep.every)}"
-        raise Contradiction("checkpoint.keep.every", found, f"no less than {limit}")
-
-
-def _check_ports(coordination: Coordination, telemetry: Telemetry) -> None:
-    taken = (coordination.port, coordination.port + 1)
-    if coordination.endpoints == "embedded" and int(telemetry.listen.rpartition(":")[2]) in taken:
-        raise Contradiction("telemetry.listen", f"found {telemetry.listen}", f"a port other than etcd's {taken}")
-
-
-def _check_rules(rules: tuple[FailureRule, ...]) -> None:
-    for place, rule in enumerate(rules):
-        if rule.exit_code is not None and rule.cause not in ("any", FailureCause.USER_CODE, FailureCause.PEER):
-            found = f"found {rule.exit_code} with {rule.cause}"
-            raise Contradiction(f"failures.{place}.exit_code", found, "cause user_code")
-        earlier = next((number for number in range(place) if rules[number].covers(rule)), None)
-        if earlier is not None:
-            found = f"found rule {place + 1} for what rule {earlier + 1} has taken already"
-            raise Contradiction(f"failures.{place}", found, "the narrower rule first")

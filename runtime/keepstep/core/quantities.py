@@ -18,6 +18,8 @@ _DURATION = re.compile(rf"({_NUMBER})\s*({_UNIT})", re.ASCII)
 _STEPS = re.compile(r"(\d{1,12})\s*steps?", re.ASCII)
 _BUDGET = re.compile(r"(\d{1,6})\s+per\s+(\S.*)", re.ASCII)
 _SECONDS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 0.001}
+_RATE = re.compile(rf"({_NUMBER})\s*(MB|GB)/s", re.ASCII)
+_BYTES = {"MB": 1e6, "GB": 1e9}
 _SECONDS_MAX = 366 * 86_400.0
 
 
@@ -141,6 +143,26 @@ def parse_steps_or(word: str) -> Callable[[object], int | None]:
     return parse
 
 
+def parse_rate(value: object) -> float | None:
+    """Bytes per second of "200MB/s"; None for "off".
+
+    Raises:
+        ValueError: it is neither, or less than 1MB/s.
+    """
+    if value == "off":
+        return None
+    if isinstance(value, float):
+        return value
+    match = _RATE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or float(match[1]) * _BYTES[match[2]] < _BYTES["MB"]:
+        raise ValueError("off, or bytes per second of 1MB/s or more, as 200MB/s")
+    return float(match[1]) * _BYTES[match[2]]
+
+
+def show_rate(bytes_per_s: float | None) -> str:
+    return "off" if bytes_per_s is None else f"{bytes_per_s / _BYTES['MB']:.6f}".rstrip("0").rstrip(".") + "MB/s"
+
+
 def parse_watch(value: str) -> str:
     """What is watched: a word, or an absolute path."""
     if value not in ("auto", "off") and (not value.startswith("/") or "\0" in value):
@@ -177,4 +199,10 @@ StepsOrOff = Annotated[
     BeforeValidator(parse_steps_or("off")),
     PlainSerializer(lambda steps: "off" if steps is None else show_steps(steps), return_type=str),
     WithJsonSchema({"type": "string", "pattern": r"^(off|\d+ ?steps?)$"}),
+]
+RateOrOff = Annotated[
+    float | None,
+    BeforeValidator(parse_rate),
+    PlainSerializer(show_rate, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": rf"^(off|{_NUMBER} ?(MB|GB)/s)$"}),
 ]

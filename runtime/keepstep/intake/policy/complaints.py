@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from keepstep.core.policy import Contradiction, FailureRule
+from keepstep.core.contradictions import Contradiction
+from keepstep.core.policy import FailureRule
 from keepstep.errors import ConfigError
 from keepstep.intake.files import printable, show
 from keepstep.intake.policy.knobs import knobs, section_at
