@@ -97,6 +97,57 @@ def store_of(place: dict[str, str]) -> Any:
     return DirectoryStore(Path(place["store"]))
 
 
+def test_what_a_host_uploaded_it_reads_from_its_own_disk_when_it_starts_anew(place, tmp_path):
+    async def run() -> None:
+        local, store = str(tmp_path / "nvme"), store_of(place)
+        async with started(**place, local=local) as client:
+            manifest, objects = await checkpoint(client, 7)
+        for each in objects:
+            store.delete(each["key"])
+        async with started(**place, local=local) as client:
+            with slab(b"") as fd:
+                await good(client, fd, command="fetch", manifest=manifest, rank=0, world=2)
+                assert file_bytes(fd) == content_of(0)
+        async with started(**place) as client:
+            with slab(b"") as fd:
+                error, _ = await bad(client, fd, command="fetch", manifest=manifest, rank=0, world=2)
+                assert error == "missing"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "s3",
+    [
+        7,
+        {"encryption": "kms"},
+        {"encryption": "kms", "parts_in_flight": "many", "bytes_per_s": None},
+        {"encryption": None, "parts_in_flight": 4, "bytes_per_s": None},
+        {"encryption": "kms", "parts_in_flight": 4, "bytes_per_s": None, "colour": "red"},
+    ],
+)
+def test_settings_that_can_not_be_are_refused(tmp_path, s3):
+    async def run() -> None:
+        async with started() as client:
+            error, detail = await bad(client, command="open", job="job", store=str(tmp_path / "store"), s3=s3)
+            assert error == "invalid" and detail.startswith("s3 ")
+
+    asyncio.run(run())
+
+
+def test_a_limited_upload_is_whole(place):
+    s3 = {"encryption": "bucket", "parts_in_flight": 1, "bytes_per_s": 50e6}
+
+    async def run() -> None:
+        async with started(**place, s3=s3) as client:
+            manifest, _ = await checkpoint(client, 7)
+            with slab(b"") as fd:
+                await good(client, fd, command="fetch", manifest=manifest, rank=1, world=2)
+                assert file_bytes(fd) == content_of(1)
+
+    asyncio.run(run())
+
+
 def test_a_corrupt_object_is_found_and_an_older_checkpoint_taken(place):
     async def run() -> None:
         store = store_of(place)

@@ -22,7 +22,7 @@ WEIGHTS = os.urandom(3_000_001)
 
 @contextlib.asynccontextmanager
 async def started(
-    python: str = sys.executable, on_exit: Callable[[int], None] | None = None, **place: str
+    python: str = sys.executable, on_exit: Callable[[int], None] | None = None, **place: Any
 ) -> AsyncIterator[UploaderClient]:
     """An uploader with an open store."""
     client = UploaderClient(on_exit)

@@ -34,7 +34,7 @@ from keepstep.app.members import Members, Site
 from keepstep.app.notices import watch_notices
 from keepstep.app.options import TrainOptions, find_base_dir, parse_train_options
 from keepstep.app.sampling import Sampler
-from keepstep.app.storing import Giving, Storing
+from keepstep.app.storing import Giving, Storing, local_folder
 from keepstep.app.supervisor import Supervisor
 from keepstep.app.trust import Trust, demand_trust_off, trust_of
 from keepstep.app.watching import Watching, watched_folder
@@ -228,7 +228,8 @@ class Agent:
         sampler = Sampler(link, self._clock, metrics, supervisor.post)
         launcher = make_launcher(setup, link, self.log)
         coordination = Coordination(coordinator, job.name, self._clock, supervisor.post, self.log)
-        storing = Storing(job.name, setup.store, policy, supervisor.post, self.log)
+        local = local_folder(policy.checkpoint.local, setup.contract)
+        storing = Storing(job.name, setup.store, policy, supervisor.post, self.log, local)
         watching = Watching(job, setup.places.scratch, storing, supervisor.post, self.log)
         if self._listener is not None and self._trust is not None:
             storing.give(Giving(self._listener, tls_files(self._trust.folder)), link.wire_fd)

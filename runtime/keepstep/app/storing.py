@@ -17,6 +17,7 @@ from keepstep.core import events as e
 from keepstep.core.events import Event, Head, SlabSeal
 from keepstep.core.policy import Policy
 from keepstep.core.records import StoredObject
+from keepstep.intake.contract import Contract
 from keepstep.ports import TlsFiles
 
 _RESTART_S = 0.2
@@ -33,13 +34,28 @@ class Giving:
     tls: TlsFiles
 
 
+def local_folder(wanted: str, contract: Contract) -> str:
+    """The folder for copies of what is uploaded: as the policy says, or the platform's, if any; empty for none."""
+    if wanted == "auto":
+        cache = contract.paths.warm_pool_cache
+        return str(cache / "keepstep") if cache.is_dir() else ""
+    return "" if wanted == "off" else wanted
+
+
 class Storing:
     """One node's uploader."""
 
     def __init__(
-        self, job: str, store: str | None, policy: Policy, post: Callable[[Event], None], log: Callable[[str], None]
+        self,
+        job: str,
+        store: str | None,
+        policy: Policy,
+        post: Callable[[Event], None],
+        log: Callable[[str], None],
+        local: str = "",
     ) -> None:
         self._job, self._store, self._policy, self._post, self._log = job, store, policy, post, log
+        self._local = local
         self._giving: Giving | None = None
         self._wire_fd = -1
         self._client = UploaderClient(self._died)
@@ -69,7 +85,7 @@ class Storing:
                     wanted = self._policy.checkpoint.s3
                     s3 = {"encryption": wanted.encryption, "parts_in_flight": wanted.parts_in_flight}
                     opening = {"store": self._store, "job": self._job, "s3": {**s3, "bytes_per_s": wanted.upload_rate}}
-                    reply = await self._call({"command": "open", **opening})
+                    reply = await self._call({"command": "open", **opening, "local": self._local})
                     if reply.get("error") == "refused":
                         self._post(e.StoreRefused("open", f"{self._store}: {reply.get('detail')}"))
             except (OSError, UploaderGone) as error:

@@ -59,6 +59,7 @@ from keepstep.checkpoint.probe import probe_store
 from keepstep.checkpoint.retrying import RetryingStore
 from keepstep.checkpoint.safetensors import MalformedSlab
 from keepstep.checkpoint.strict_json import MalformedDocument
+from keepstep.checkpoint.tier import TieredStore
 from keepstep.ports.store import (
     ChecksumMismatch,
     NotFound,
@@ -99,6 +100,7 @@ class Uploader:
         self._opening = threading.Lock()
         self._where: tuple[str, str, str | None, Mapping[str, Any]] | None = None
         self._store: ObjectStore | None = None
+        self._local = ""
         self._giving, self._filing = Giving(), Filing()
         self._ask_metadata: Callable[[], dict[str, object]] | None = None
 
@@ -142,6 +144,7 @@ class Uploader:
             raise InvalidCommand(f"job {job!r} or endpoint {endpoint!r} can not be")
         with self._opening:
             self._where, self._store = (text(command, "store"), job, endpoint, s3_settings(command)), None
+            self._local = str(command.get("local") or "")
         self._opened()
         return {}
 
@@ -153,7 +156,8 @@ class Uploader:
             if self._store is None:
                 store = connect_store(url, endpoint, settings)
                 probe_store(store, job, commit.new_nonce())  # without patience: whoever wants the store comes again
-                self._store = RetryingStore(store)
+                patient = RetryingStore(store)
+                self._store = TieredStore(patient, Path(self._local), job) if self._local else patient
             return self._store, job
 
     def _head(self, command: Mapping[str, Any]) -> dict[str, object]:

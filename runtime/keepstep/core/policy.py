@@ -21,7 +21,7 @@ from keepstep.core.quantities import (
     Seconds,
     StepsOrAuto,
     StepsOrOff,
-    parse_watch,
+    parse_folder,
     show_seconds,
 )
 
@@ -240,8 +240,12 @@ class Checkpoint(_Section):
         failure="the death of a worker or of the agent",
     )  # fmt: skip
     keep: Keep = Keep()
+    local: Annotated[str, AfterValidator(parse_folder)] = knob(
+        "auto", "Folder on the host's own disk for copies of what it uploads: a path, off, or auto (a warm pool's).",
+        unit="path", failure="a container that starts anew and reads its state from afar",
+    )  # fmt: skip
     s3: S3 = S3()
-    watch: Annotated[str, AfterValidator(parse_watch)] = knob(
+    watch: Annotated[str, AfterValidator(parse_folder)] = knob(
         "auto", "Folder of checkpoints that the script writes itself, to be committed whole: a path, off, or auto (the "
         "platform's, where the script reports no steps).", unit="path", failure="files that a dying script tore",
     )  # fmt: skip

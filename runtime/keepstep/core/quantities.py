@@ -163,8 +163,8 @@ def show_rate(bytes_per_s: float | None) -> str:
     return "off" if bytes_per_s is None else f"{bytes_per_s / _BYTES['MB']:.6f}".rstrip("0").rstrip(".") + "MB/s"
 
 
-def parse_watch(value: str) -> str:
-    """What is watched: a word, or an absolute path."""
+def parse_folder(value: str) -> str:
+    """A folder: a word that stands for one or none, or an absolute path."""
     if value not in ("auto", "off") and (not value.startswith("/") or "\0" in value):
         raise ValueError("auto, off, or the absolute path of a folder")
     return value

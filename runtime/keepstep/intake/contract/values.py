@@ -75,6 +75,11 @@ class Paths:
         return self.base / "output" / "failure"
 
     @property
+    def warm_pool_cache(self) -> Path:
+        """Stays from one job to the next where the platform keeps the host warm; absent elsewhere."""
+        return self.base / "sagemaker" / "warmpoolcache"
+
+    @property
     def checkpoints(self) -> Path:
         return self.base / "checkpoints"
 
