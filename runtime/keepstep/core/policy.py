@@ -240,6 +240,10 @@ class Checkpoint(_Section):
         failure="the death of a worker or of the agent",
     )  # fmt: skip
     keep: Keep = Keep()
+    divergence: Literal["block", "stop"] = knob(
+        "block", "Where hosts differ in what must be equal: block leaves that checkpoint out, stop ends the job.",
+        unit="name", failure="silent corruption that is trained on",
+    )  # fmt: skip
     local: Annotated[str, AfterValidator(parse_folder)] = knob(
         "auto", "Folder on the host's own disk for copies of what it uploads: a path, off, or auto (a warm pool's).",
         unit="path", failure="a container that starts anew and reads its state from afar",

@@ -162,11 +162,7 @@ def commit(turn: Turn, generation: GenerationRecord) -> None:
     if len(shares) < len(generation.members) or any(not share.objects for share in shares):
         return
     if _diverged(shares):
-        detail = ", ".join(f"{share.host} {share.digest}" for share in shares)
-        if turn.put(evolve(generation, save_step=0), Reason.REPLICA_DIVERGENCE, detail):
-            found = tuple((share.host, share.digest) for share in shares)
-            turn.do(CompareReplicas(generation.number, shares[0].step, generation.run, found))
-            turn.set_store(last_commit_at=turn.now)
+        _withhold(turn, generation, shares)
         return
     turn.attempt(
         CommitCheckpoint(
@@ -181,6 +177,20 @@ def commit(turn: Turn, generation: GenerationRecord) -> None:
         Reason.COMMIT_STARTS,
         f"step {generation.save_step}",
     )
+
+
+def _withhold(turn: Turn, generation: GenerationRecord, shares: list[UploadRecord]) -> None:
+    """Hosts differ where they must not: nobody knows which of them is right."""
+    step, detail = shares[0].step, ", ".join(f"{share.host} {share.digest}" for share in shares)
+    if turn.state.policy.checkpoint.divergence == "stop":
+        text = f"replicas differ at step {step}: {detail}; {saved_text(turn, durable_step(turn, generation))}"
+        told = end(turn, generation, ExitCode.HARDWARE, text, Reason.REPLICA_DIVERGENCE)
+    else:
+        told = turn.put(evolve(generation, save_step=0), Reason.REPLICA_DIVERGENCE, detail)
+    if told:
+        found = tuple((share.host, share.digest) for share in shares)
+        turn.do(CompareReplicas(generation.number, step, generation.run, found))
+        turn.set_store(last_commit_at=turn.now)
 
 
 def on_replicas_compared(turn: Turn, event: ReplicasCompared) -> None:

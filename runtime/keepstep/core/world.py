@@ -21,10 +21,10 @@ def statuses_of(turn: Turn, generation: GenerationRecord) -> dict[str, StatusRec
 
 def end(
     turn: Turn, generation: GenerationRecord, code: int, verdict: str, reason: Reason, root: Failure | None = None
-) -> None:
-    """The job is over, with this exit code on every host."""
+) -> bool:
+    """The job is over, with this exit code on every host; False where that can not be put now."""
     ended = evolve(generation, phase=Phase.ENDED, exit_code=int(code), verdict=verdict, root=root, save_step=0)
-    turn.put(ended, reason, verdict)
+    return turn.put(ended, reason, verdict)
 
 
 def durable_step(turn: Turn, generation: GenerationRecord) -> int:
