@@ -84,8 +84,12 @@ def new_world(run: ManyHosts, hosts: set[str], *, after: int) -> int:
 
 
 def lost_to_others(run: ManyHosts, host: str) -> bool:
-    """Whether another host, which leads then, goes on without this one."""
-    return any(turn.host != host and "node_lost" in turn.reasons for turn in run.turns())
+    """Whether the others have come together without this host.
+
+    What they say was the reason for it may be another one: cut off from their etcd's leader they may lose a lease, and
+    with it a worker, before they miss a host.
+    """
+    return any(host not in [name for name, *_ in record["members"]] for record in run.generations("forming"))
 
 
 def gone_before(run: ManyHosts, host: str, older: int, newer: int) -> bool:
