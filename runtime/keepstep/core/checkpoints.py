@@ -62,6 +62,7 @@ def on_layout_announced(turn: Turn, event: LayoutAnnounced) -> None:
     fitting = [slab for slab in turn.state.slabs if slab.size_bytes >= event.size_bytes]
     missing = SLABS - len(fitting)
     if missing > 0:
+        make_room(turn, _SLOTS - missing)
         numbers: list[int] = []
         for _ in range(missing):
             number = free_slab_number(turn.state)
@@ -73,8 +74,20 @@ def on_layout_announced(turn: Turn, event: LayoutAnnounced) -> None:
     turn.do(HandSlabs(event.worker_id, event.layout, tuple(slab.slab for slab in fitting)))
 
 
+def make_room(turn: Turn, most: int) -> None:
+    """Give back the slabs with the oldest snapshots until there are no more than so many; one that is read stays."""
+    state = turn.state
+    restoring = state.restore[0] if state.restore is not None and state.workers else NO_SLAB
+    spare = [slab for slab in state.slabs if not slab.busy and slab.slab != restoring]
+    spare.sort(key=lambda s: (s.size_bytes >= state.slab_bytes, s.seal.step if s.seal is not None else -1))
+    gone = spare[: max(0, len(state.slabs) - most)]
+    if gone:
+        turn.set(slabs=tuple(slab for slab in state.slabs if slab not in gone))
+        turn.do(DropSlabs(tuple(slab.slab for slab in gone)))
+
+
 def free_slab_number(state: State) -> int:
-    """The next slab number whose slot in the control page is not taken."""
+    """The next slab number whose slot in the control page is not taken; there is one, see `make_room`."""
     taken = {slab.slab % _SLOTS for slab in state.slabs}
     number = state.next_slab
     while number % _SLOTS in taken:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from keepstep.core import files
 from keepstep.core.actions import ClearSeal, FetchSnapshot, Measure, Report, StartWorker, StopWorker, WriteOrders
 from keepstep.core.causes import FailureCause
-from keepstep.core.checkpoints import free_slab_number, orders_for, reload_seals
+from keepstep.core.checkpoints import SLABS, free_slab_number, make_room, orders_for, reload_seals
 from keepstep.core.elastic import limits
 from keepstep.core.events import (
     CheckpointCorrupt,
@@ -105,7 +105,8 @@ def _bring(turn: Turn, generation: GenerationRecord, resume: Resume) -> None:
             turn.because(Reason.CHECKPOINT_CORRUPT, resume.manifest)
         return
     rank = generation.rank_of(state.job.host)
-    number = free_slab_number(state)
+    make_room(turn, SLABS - 1)  # each state that is brought has a slab of its own
+    number = free_slab_number(turn.state)
     operation, peers = f"fetch:{generation.number}", peers_of(generation, rank)
     fetch = FetchSnapshot(operation, resume.manifest, number, rank, len(generation.members), peers)
     if turn.attempt(fetch, Reason.RESTORE_WANTED, f"step {resume.step} from the store"):
