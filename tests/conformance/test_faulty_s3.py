@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 
 import pytest
@@ -11,13 +10,11 @@ from awscrt import checksums
 from keepstep.adapters.store_s3 import S3Store
 from keepstep.checkpoint.commit import commit, read_head, read_manifest
 from keepstep.checkpoint.keys import ManifestName
-from keepstep.checkpoint.restore import fetch
 from keepstep.checkpoint.retrying import Patience, RetryingStore
 from keepstep.ports.store import PreconditionFailed, StoreUnavailable
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.s3 import bucket_store, localstack_server
-from tests.support.slabs import file_bytes, memory_file
-from tests.support.stores import rank_slab, stored_checkpoint
+from tests.support.stores import fetched, rank_slab, stored_checkpoint
 
 pytestmark = pytest.mark.localstack
 server = pytest.fixture(scope="module")(localstack_server)
@@ -46,12 +43,7 @@ def test_checkpoints_are_committed_and_restored_whatever_befalls_the_requests(se
             assert head is not None and (head.step, head.manifest) == (step, manifest.key)
             found = read_manifest(store, "job", head.manifest)
             for rank in range(found.world_size):
-                fd = memory_file()
-                try:
-                    fetch(store, found, rank, fd)
-                    assert file_bytes(fd) == rank_slab(rank, step)
-                finally:
-                    os.close(fd)
+                assert fetched(store, found, rank)[1] == rank_slab(rank, step)
         assert all(proxy.counts[kind] for kind in OFTEN), proxy.counts
 
 

@@ -9,9 +9,10 @@ from keepstep.adapters.store_memory import MemoryStore
 from keepstep.checkpoint.commit import commit
 from keepstep.checkpoint.keys import ManifestName
 from keepstep.checkpoint.manifest import Manifest, build_manifest
+from keepstep.checkpoint.restore import Fetched, fetch
 from keepstep.checkpoint.upload import UploadOrder, upload
 from keepstep.ports.store import Body, ObjectStat, ObjectStore, StoreUnavailable
-from tests.support.slabs import memory_file, slab_bytes
+from tests.support.slabs import file_bytes, memory_file, slab_bytes
 
 
 def memory_store(now_unix: float = 1_700_000_000.0) -> MemoryStore:
@@ -113,3 +114,12 @@ def committed(store: ObjectStore, generation: int, step: int, run: str = "r", wo
     manifest = stored_checkpoint(store, ManifestName(generation, step, run), world_size)
     commit(store, manifest)
     return manifest
+
+
+def fetched(store: ObjectStore, manifest: Manifest, rank: int = 0) -> tuple[Fetched, bytes]:
+    """A rank's slab back in memory: what the fetch tells of it, and its bytes."""
+    fd = memory_file()
+    try:
+        return fetch(store, manifest, rank, fd), file_bytes(fd)
+    finally:
+        os.close(fd)

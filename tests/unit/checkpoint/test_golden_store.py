@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -16,10 +15,8 @@ from keepstep.checkpoint.filing.keeping import newest_files
 from keepstep.checkpoint.filing.put_back import put_back
 from keepstep.checkpoint.keys import ManifestName
 from keepstep.checkpoint.reading import StoredSlab
-from keepstep.checkpoint.restore import fetch
 from tests.support.script_files import GOLDEN, contents
-from tests.support.slabs import file_bytes, memory_file
-from tests.support.stores import rank_slab, stored_checkpoint
+from tests.support.stores import fetched, rank_slab, stored_checkpoint
 
 STORE = Path(__file__).with_name("golden") / "store-v1"
 
@@ -47,18 +44,14 @@ def test_every_checkpoint_is_listed_and_sound(store):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_rank_has_its_state_back(store, step, rank):
     (found,) = [each.manifest for each in catalogue.checkpoints(store, "job") if each.name.step == step]
-    fd = memory_file()
-    try:
-        fetch(store, found, rank, fd)
-        assert file_bytes(fd) == rank_slab(rank, step)
-    finally:
-        os.close(fd)
+    assert fetched(store, found, rank)[1] == rank_slab(rank, step)
 
 
 def test_tables_of_tensors_are_read(store):
-    """They tell hosts that differ apart: of two that agree, they tell nothing."""
-    digests = {"algo-1": "crc32c:878719a7", "algo-2": "crc32c:878719a7"}
-    assert tables.differing(store, "job", ManifestName(2, 20, "run"), digests) == ()
+    """They tell which tensor it was: of two ranks that hold the same they name none, whatever the digests say."""
+    name = ManifestName(2, 20, "run")
+    assert tables.read_table(store, "job", name, 1) == {"local/moments": "953e4590", "replicated/w": "878719a7"}
+    assert tables.differing(store, "job", name, ("crc32c:00000000", "crc32c:878719a7")) == ()
     slab = StoredSlab(store, read_manifest(store, "job", "job/manifests/2-20-run.json"), 0)
     assert [tensor.key for tensor in slab.tensors] == ["replicated/w", "local/moments"]
 

@@ -14,8 +14,8 @@ from keepstep.checkpoint.retrying import Patience, RetryingStore
 from keepstep.checkpoint.safetensors import MalformedSlab
 from keepstep.checkpoint.upload import FileRanges, UploadOrder, measure_slab, upload
 from keepstep.ports.store import ChecksumMismatch, Conflict, NotFound, StoreRefused, StoreUnavailable
-from tests.support.slabs import file_bytes, memory_file, slab_bytes
-from tests.support.stores import TroubledStore, committed, fail_at, memory_store, rank_slab, stored_checkpoint
+from tests.support.slabs import memory_file, slab_bytes
+from tests.support.stores import TroubledStore, committed, fail_at, fetched, memory_store, rank_slab, stored_checkpoint
 
 NAME = ManifestName(1, 10, "r")
 
@@ -25,14 +25,6 @@ def empty():
     fd = memory_file()
     yield fd
     os.close(fd)
-
-
-def fetched(store, manifest, rank):
-    fd = memory_file()
-    try:
-        return fetch(store, manifest, rank, fd), file_bytes(fd)
-    finally:
-        os.close(fd)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +10,8 @@ import pytest
 from keepstep.checkpoint.commit import commit
 from keepstep.checkpoint.keys import ManifestName
 from keepstep.checkpoint.manifest import Manifest
-from keepstep.checkpoint.restore import fetch
 from keepstep.checkpoint.tier import KEPT, TieredStore
-from tests.support.slabs import file_bytes, memory_file
-from tests.support.stores import TroubledStore, memory_store, rank_slab, stored_checkpoint
+from tests.support.stores import TroubledStore, fetched, memory_store, rank_slab, stored_checkpoint
 
 
 class Counting(TroubledStore):
@@ -45,12 +42,7 @@ def committed(folder: Path, steps=(10,)) -> tuple[Counting, TieredStore, list[Ma
 
 
 def restored(store, manifest: Manifest, rank: int = 0) -> bytes:
-    fd = memory_file()
-    try:
-        fetch(store, manifest, rank, fd)
-        return file_bytes(fd)
-    finally:
-        os.close(fd)
+    return fetched(store, manifest, rank)[1]
 
 
 def copies(folder: Path) -> list[Path]:
