@@ -8,6 +8,7 @@ back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,8 @@ from keepstep.errors import ConfigError, QuorumError
 from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable, TlsFiles
 
 _NAME_S, _NAME_TOLD_S = 900.0, 10.0
-_ASK_S, _JOIN_S, _JOIN_AGAIN_S = 1.0, 30.0, 1.0
+_ASK_S, _JOIN_S, _JOIN_AGAIN_S, _SERVES_AGAIN_S = 1.0, 30.0, 1.0, 0.2
+_NOTHING = "/keepstep/.nothing/"
 _DEATHS_MAX, _DEATHS_WITHIN_S, _REST_S = 5, 120.0, 0.5
 
 
@@ -80,6 +82,7 @@ class Members:
     def __init__(self, site: Site, coordinator: EtcdCoordinator, init: InitLink, log: Callable[[str], None]) -> None:
         self._site, self._coordinator, self._init, self._log = site, coordinator, init, log
         self._command: MemberCommand | None = None
+        self._joins_as: tuple[str, ...] = ()
         self._deaths: list[float] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -121,17 +124,20 @@ class Members:
             self._log(f"{FILE} can not be written: {error}")
 
     async def join(self, leaving: str, hosts: Sequence[str]) -> str:
-        """Start a member here in the place of a lost one; return what went wrong, empty where nothing did."""
-        if "etcd" in self._init.state.companions and self._command is not None:
-            return ""
-        others = [host for host in hosts if host != self._site.job.host]
-        if not await self._rejoin(others, leaving):
-            return "the others do not take it in"
-        try:
-            await self._run(self._plan(self._new_data_dir(), joins=True, hosts=hosts))
-        except (OSError, QuorumError, ConfigError) as error:
-            return str(error)
-        return ""
+        """Start a member here in the place of a lost one; return what went wrong, empty where nothing did.
+
+        It counts as joined once it serves: until then the others can not do without one of theirs.
+        """
+        if self._command is None or ("etcd" not in self._init.state.companions and self._joins_as != (leaving, *hosts)):
+            others = [host for host in hosts if host != self._site.job.host]
+            if not await self._rejoin(others, leaving):
+                return "the others do not take it in"
+            try:
+                await self._run(self._plan(self._new_data_dir(), joins=True, hosts=hosts))
+            except (OSError, QuorumError, ConfigError) as error:
+                return str(error)
+            self._joins_as = (leaving, *hosts)
+        return "" if await self._serves() else "its member does not catch up with the others"
 
     def exited(self, status: int) -> None:
         """The member of this host died by itself; start it again on its data, unless it does so time and again."""
@@ -239,6 +245,20 @@ class Members:
                 await sleep(_JOIN_AGAIN_S)
         finally:
             await members.close()
+
+    async def _serves(self) -> bool:
+        """Wait until the member of this host answers what takes a majority, for a bounded time."""
+        own = EtcdCoordinator(self._site.urls([self._site.job.host]), tls=self._site.tls)
+        until = monotonic() + _JOIN_S
+        try:
+            while monotonic() < until:
+                with contextlib.suppress(CoordinatorUnavailable, CoordinatorRefused):
+                    await own.read(_NOTHING)  # to know that nothing is there it has to ask the others
+                    return True
+                await sleep(_SERVES_AGAIN_S)
+        finally:
+            await own.close()
+        return False
 
     def _write_entry(self, hosts: Sequence[str]) -> None:
         tls = None if self._site.tls is None else self._site.tls.ca.parent
