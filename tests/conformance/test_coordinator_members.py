@@ -121,3 +121,18 @@ def test_a_member_that_lost_its_data_is_known_to_the_others_as_one_that_has_serv
         await members.close()
 
     asyncio.run(scenario())
+
+
+def test_a_member_that_is_let_go_twice_is_a_request_that_is_refused(three):
+    """The first answer may have been lost."""
+
+    async def scenario():
+        members = EtcdMembers(Endpoints(three.endpoints[:2]))
+        three.members[2].kill()
+        (gone,) = [member for member in await members.found() if member.name == "algo-3"]
+        await until_done(lambda: members.remove(gone.member_id))
+        with pytest.raises(CoordinatorRefused, match="not found"):
+            await members.remove(gone.member_id)
+        await members.close()
+
+    asyncio.run(scenario())

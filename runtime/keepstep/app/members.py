@@ -82,7 +82,6 @@ class Members:
     def __init__(self, site: Site, coordinator: EtcdCoordinator, init: InitLink, log: Callable[[str], None]) -> None:
         self._site, self._coordinator, self._init, self._log = site, coordinator, init, log
         self._command: MemberCommand | None = None
-        self._joins_as: tuple[str, ...] = ()
         self._deaths: list[float] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -99,14 +98,14 @@ class Members:
             self._write_entry(job.etcd_hosts)
         except OSError as error:
             raise ConfigError(str(error), "a folder that can be written", key="--scratch-dir") from error
-        if not job.keeps_etcd:
-            return
-        self._find_binary()  # to fail at once, and not after a wait for a name
-        await self._wait_for_own_name()
         known = noted_data_dir(self._site.scratch) if job.boot else None
         if known is not None and known.is_dir():  # an agent before this one had it started, or it runs still
             await self._run(self._plan(known, joins=False))
             return
+        if not job.keeps_etcd:
+            return
+        self._find_binary()  # to fail at once, and not after a wait for a name
+        await self._wait_for_own_name()
         others = [host for host in job.etcd_hosts if host != job.host]
         joins = await self._was_here(others) if others else False
         if joins is None:
@@ -128,7 +127,7 @@ class Members:
 
         It counts as joined once it serves: until then the others can not do without one of theirs.
         """
-        if self._command is None or ("etcd" not in self._init.state.companions and self._joins_as != (leaving, *hosts)):
+        if self._command is None:
             others = [host for host in hosts if host != self._site.job.host]
             if not await self._rejoin(others, leaving):
                 return "the others do not take it in"
@@ -136,7 +135,6 @@ class Members:
                 await self._run(self._plan(self._new_data_dir(), joins=True, hosts=hosts))
             except (OSError, QuorumError, ConfigError) as error:
                 return str(error)
-            self._joins_as = (leaving, *hosts)
         return "" if await self._serves() else "its member does not catch up with the others"
 
     def exited(self, status: int) -> None:
@@ -145,6 +143,7 @@ class Members:
         self._deaths = [at for at in self._deaths if at > now - _DEATHS_WITHIN_S] + [now]
         if self._command is None or len(self._deaths) > _DEATHS_MAX:
             self._log(f"etcd ended with {status}; it stays away")
+            self._command = None
             return
         self._log(f"etcd ended with {status}; starting it again")
         task = asyncio.get_running_loop().create_task(self._again(self._command))
@@ -222,7 +221,10 @@ class Members:
         return None if not here else any(member.has_started or not member.name for member in here)
 
     async def _rejoin(self, others: Sequence[str], leaving: str) -> bool:
-        """Have the others let go of a host's member and take in this one's; False where they do not."""
+        """Have the others let go of a host's member, and of an earlier one of this host, and take in this one's.
+
+        False where they do not.
+        """
         members = EtcdMembers(Endpoints(self._site.urls(others), self._site.tls))
         own, gone = self._site.spec(self._site.job.host), self._site.spec(leaving)
         until = monotonic() + _JOIN_S
@@ -234,7 +236,7 @@ class Members:
                     if waiting:
                         return True
                     for member in found:
-                        if member.name == leaving or gone.peer_url in member.peer_urls:
+                        if member.name in (own.name, leaving) or {own.peer_url, gone.peer_url} & set(member.peer_urls):
                             await members.remove(member.member_id)
                     await members.add(own.peer_url)
                     return True

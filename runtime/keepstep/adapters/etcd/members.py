@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from keepstep.adapters.etcd.gateway import Endpoints, Gateway, Json, Request
+from keepstep.ports import CoordinatorRefused, LeaseGone
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,10 @@ class Member:
 
 
 class EtcdMembers:
-    """Asks and changes etcd's membership; every method raises as the coordinator's methods do."""
+    """Asks and changes etcd's membership; every method raises as the coordinator's methods do.
+
+    A member's number is made of its address and the second: who is let go and taken in again at once is refused once.
+    """
 
     def __init__(self, endpoints: Endpoints, timeout_s: float = 3.0) -> None:
         """Prepare without connecting; `timeout_s` bounds each request, over all endpoints."""
@@ -56,4 +60,7 @@ class EtcdMembers:
         async with self._turn:
             until_s = asyncio.get_running_loop().time() + self._timeout_s
             loop = asyncio.get_running_loop()
-            return await asyncio.to_thread(self._gateway.call, request, lambda: until_s - loop.time())
+            try:
+                return await asyncio.to_thread(self._gateway.call, request, lambda: until_s - loop.time())
+            except LeaseGone as error:  # what etcd says of a member that was let go, too
+                raise CoordinatorRefused(str(error)) from error
