@@ -13,7 +13,7 @@ from typing import Any
 from keepstep.app.replay import journals_under, replay
 from keepstep.core.actions import Measure, Report
 from keepstep.core.events import FirstStepCompleted, StepsSampled
-from keepstep.core.records import GenerationRecord
+from keepstep.core.records import GenerationRecord, Phase
 
 _VALUE = re.compile(r"\b([A-Za-z_]\w*)=(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)$")
 
@@ -29,12 +29,25 @@ class Recovery:
 
 @dataclass
 class Run:
-    """Everything that the journals of a run tell."""
+    """Everything that the journals of a run tell.
+
+    `intervals` has, by generation, the most steps between two snapshots while it trained.
+    """
 
     steps: int = 0
     recoveries: list[Recovery] = field(default_factory=list)
     generations: dict[int, GenerationRecord] = field(default_factory=dict)
+    intervals: dict[int, int] = field(default_factory=dict)
     last: GenerationRecord | None = None
+
+    @property
+    def snapshot_every(self) -> int:
+        """That of the world whose steps had to be done again, the worst of several; of the last one where none had."""
+        worst = max(self.generations.values(), key=lambda record: record.lost_steps, default=None)
+        if worst is not None and worst.lost_steps:
+            lost = max((number for number in self.intervals if number < worst.number), default=0)
+            return self.intervals.get(lost, 0)
+        return self.last.snapshot_every if self.last is not None else 0
 
 
 def read_run(folder: Path) -> Run:
@@ -59,6 +72,8 @@ def read_run(folder: Path) -> Run:
             seen = state.last_generation
             if seen is not None:
                 run.generations[seen.number] = seen
+                if seen.phase is Phase.READY:
+                    run.intervals[seen.number] = max(seen.snapshot_every, run.intervals.get(seen.number, 0))
                 if run.last is None or seen.number >= run.last.number:
                     run.last = seen
     return run
@@ -84,7 +99,7 @@ def summarize(folder: Path, faults: Sequence[tuple[str, float]], exit_codes: dic
         "generations": len(run.generations),
         "restarts": run.last.restarts if run.last is not None else 0,
         "lost_steps": sum(record.lost_steps for record in run.generations.values()),
-        "snapshot_every": run.last.snapshot_every if run.last is not None else 0,
+        "snapshot_every": run.snapshot_every,
         "durable_step": run.last.durable_step if run.last is not None else 0,
         "faults": [{"fault": name, "at": round(at, 3)} for name, at in faults],
         "recovery_s": worst,
