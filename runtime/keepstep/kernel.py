@@ -86,6 +86,13 @@ def kill_group(pgid: int, number: int = signal.SIGKILL) -> None:
     kill(-pgid, number)
 
 
+def wake(pid: int) -> None:
+    """Give a process the usual claim to the processors, all its threads, if that is allowed."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
+
+
 def has_members(pgid: int) -> bool:
     """Whether anybody is in this process group, a zombie included."""
     try:

@@ -21,7 +21,7 @@ import sys
 from types import ModuleType, TracebackType
 from typing import Any
 
-from keepstep_worker import firsterror, hook, identity
+from keepstep_worker import firsterror, hook, identity, standby
 from keepstep_worker.session import Session
 
 _PR_SET_PDEATHSIG = 1
@@ -43,17 +43,22 @@ _INSTRUMENTED = {
 
 def main() -> None:
     """Run the script named by the command line; returns when it ends."""
+    if standby.is_standby() or identity.is_worker():
+        _die_with_parent(identity.parent_pid())
+    held = standby.wait() if standby.is_standby() else None
     if len(sys.argv) < 2:
         print("usage: python -m keepstep_worker SCRIPT [ARGUMENT...]", file=sys.stderr)
         sys.exit(_EXIT_USAGE)
     session: Session | None = None
     if identity.is_worker():
-        _die_with_parent(identity.read_identity().parent_pid)
         with contextlib.suppress(OSError, ValueError, AttributeError):  # a stderr without a descriptor
             faulthandler.enable()
+        environment = dict(os.environ)
         session = Session.current()
-        if session is not None and session.identity.instrument != "off":
-            _instrument()
+        if session is not None:
+            _instrument(session)
+            if held is not None:
+                held.hide(session.tell, environment)
     del sys.argv[0]
     try:
         _run(sys.argv[0])
@@ -72,17 +77,20 @@ def _die_with_parent(parent_pid: int) -> None:
         os._exit(_EXIT_ORPHANED)
 
 
-def _instrument() -> None:
+def _instrument(session: Session) -> None:
+    """Wait for what the script imports, to wrap its `fit` and to learn what takes long to import."""
+
     def install(name: str) -> hook.Callback:
         def call(module: ModuleType) -> None:
             importlib.import_module(name).install(module)
 
         return call
 
+    wanted = {} if session.identity.instrument == "off" else _INSTRUMENTED
     installers = {
-        target: install(name) for target, name in _INSTRUMENTED.items() if importlib.util.find_spec(name) is not None
+        target: install(name) for target, name in wanted.items() if importlib.util.find_spec(name) is not None
     }
-    hook.PostImport(installers, large=["tensorflow"]).install()
+    hook.PostImport(installers, standby.LARGE, standby.Imports(session.tell).begin).install()
 
 
 def _run(script: str) -> None:

@@ -14,14 +14,17 @@ from typing import Any
 
 Callback = Callable[[ModuleType], None]
 
+Watch = Callable[[str], Callback]
+"""Told of a large module that is about to be executed; what it returns is called when that was done."""
+
 
 class PostImport(importlib.abc.MetaPathFinder):
     """A finder that finds nothing itself: it lets the others find, and wraps what loads the modules waited for."""
 
-    def __init__(self, callbacks: dict[str, Callback], large: Collection[str] = ()) -> None:
+    def __init__(self, callbacks: dict[str, Callback], large: Collection[str] = (), watch: Watch | None = None) -> None:
         """Wait for the modules named in `callbacks`; import those named in `large` without garbage collection."""
         self._waiting = dict(callbacks)
-        self._large = set(large)
+        self._large, self._watch = set(large), watch
 
     def install(self) -> None:
         """Stand before the other finders; what is imported already is called back for at once."""
@@ -43,7 +46,7 @@ class PostImport(importlib.abc.MetaPathFinder):
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, callback, large)
+                    spec.loader = _Loader(spec.loader, callback, large, self._watch if large else None)
                 return spec
         return None
 
@@ -51,8 +54,8 @@ class PostImport(importlib.abc.MetaPathFinder):
 class _Loader(importlib.abc.Loader):
     """Loads as the wrapped loader does, takes itself out again, then calls back."""
 
-    def __init__(self, loader: Any, callback: Callback | None, large: bool) -> None:
-        self._loader, self._callback, self._large = loader, callback, large
+    def __init__(self, loader: Any, callback: Callback | None, large: bool, watch: Watch | None) -> None:
+        self._loader, self._callback, self._large, self._watch = loader, callback, large, watch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -65,8 +68,11 @@ class _Loader(importlib.abc.Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
+        done = None if self._watch is None else self._watch(module.__name__)
         with _collector_at_rest() if self._large else contextlib.nullcontext():
             self._loader.exec_module(module)
+        if done is not None:
+            done(module)
         if self._callback is not None:
             self._callback(module)
 

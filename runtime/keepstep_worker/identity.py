@@ -55,13 +55,7 @@ def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
     """
 
     def number(name: str, default: int | None = None) -> int:
-        text = environ.get(name)
-        if text is None and default is not None:
-            return default
-        try:
-            return int(text or "")
-        except ValueError as error:
-            raise IdentityError(f"{name} is {text!r}, wanted a number") from error
+        return _number(environ, name, default)
 
     batch = environ.get("KEEPSTEP_BATCH", KEEP_GLOBAL)
     if batch not in (KEEP_GLOBAL, KEEP_LOCAL):
@@ -71,12 +65,36 @@ def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
         rank=number("KEEPSTEP_RANK", 0),
         local_rank=number("KEEPSTEP_LOCAL_RANK", 0),
         world_size=number("KEEPSTEP_WORLD_SIZE", 1),
-        parent_pid=number("KEEPSTEP_PARENT_PID", 0),
+        parent_pid=parent_pid(environ),
         failure_file=environ.get("KEEPSTEP_FAILURE_FILE", ""),
         instrument=environ.get("KEEPSTEP_INSTRUMENT", "auto"),
         full_world=number("KEEPSTEP_FULL_WORLD", 0),
         batch=batch,
     )
+
+
+def parent_pid(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the agent's process id, 0 where it was not said.
+
+    Raises:
+        IdentityError: it is no number.
+    """
+    return _number(environ, "KEEPSTEP_PARENT_PID", 0)
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None) -> int:
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError as error:
+        raise IdentityError(f"{name} is {text!r}, wanted a number") from error
+
+
+def descriptor_variables(wire_fd: int, socket_fd: int) -> dict[str, str]:
+    """Return the variables that name the descriptors of the wire and of the socket."""
+    return {_WIRE_FD: str(wire_fd), _SOCKET_FD: str(socket_fd)}
 
 
 def read_descriptors(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:

@@ -87,6 +87,10 @@ class Session:
         self._channel.close()
         self._wire.close()
 
+    def tell(self, message: dict[str, Any]) -> None:
+        """Tell the agent something that needs no answer; its `kind` says what."""
+        self._send(message)
+
     # --- before the first step ---------------------------------------------------------------------------------------
 
     def join(self, kind: str, last_step: int = 0) -> None:

@@ -240,6 +240,17 @@ class Stage:
         self.happens(e.LayoutAnnounced(self.worker, 1, 100))
         self.happens(e.WorkerRestored(self.worker, step, 0.1))
 
+    def imports(self, *modules: str) -> None:
+        """The worker's script imports what takes long."""
+        for module in modules:
+            self.happens(e.WorkerImported(self.worker, module))
+
+    def standby(self, how: str, number: str, detail: str = "exit code 1", retry_s: str = "0") -> None:
+        """The node's standby of that number is `ready`, or `gone`."""
+        standby_id = f"one.standby.{number}"
+        gone = e.StandbyGone(standby_id, detail, float(retry_s))
+        self.happens(e.StandbyReady(standby_id) if how == "ready" else gone)
+
     def grows(self, size_bytes: str) -> None:
         """The worker's state has become larger."""
         self.happens(e.LayoutAnnounced(self.worker, 2, int(size_bytes)))

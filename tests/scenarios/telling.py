@@ -56,7 +56,7 @@ def tell_action(action: a.Action) -> str:
         case a.Put():
             return f"put {tell_record(action.record)}"
         case a.StartWorker():
-            return f"start worker rank {action.rank}"
+            return f"start worker rank {action.rank}" + (f" from {action.standby}" if action.standby else "")
         case a.StopWorker() | a.RevokeLease() | a.SweepStore() | a.WatchAll():
             return _words(type(action).__name__)
         case a.Report():

@@ -34,6 +34,7 @@ from keepstep.app.members import Members, Site
 from keepstep.app.notices import watch_notices
 from keepstep.app.options import TrainOptions, find_base_dir, parse_train_options
 from keepstep.app.sampling import Sampler
+from keepstep.app.standing_by import Standbys
 from keepstep.app.storing import Giving, Storing, local_folder
 from keepstep.app.supervisor import Supervisor
 from keepstep.app.trust import Trust, demand_trust_off, trust_of
@@ -217,16 +218,11 @@ class Agent:
         self._init.listen(on_fenced=self._fenced, on_companion_exited=self._companion_exited)
         self._init.listen_signals(lambda number: self._signalled(supervisor, number))
         coordinator = await self._open_coordinator()
-        sampler: Sampler | None = None
-
-        def on_message(worker_id: str, message: dict[str, object]) -> None:
-            if sampler is not None:
-                sampler.on_message(worker_id, message)
-
-        link = WorkerLink(self._init, self._init.state.kept, on_message)
+        link = WorkerLink(self._init, self._init.state.kept, lambda *said: sampler.on_message(*said))
         await link.open()
-        sampler = Sampler(link, self._clock, metrics, supervisor.post)
-        launcher = make_launcher(setup, link, self.log)
+        standbys = Standbys(job.host, supervisor.post, self.log)
+        sampler = Sampler(link, self._clock, metrics, supervisor.post, standbys.learn)
+        launcher = make_launcher(setup, link, standbys, self.log)
         coordination = Coordination(coordinator, job.name, self._clock, supervisor.post, self.log)
         local = local_folder(policy.checkpoint.local, setup.contract)
         storing = Storing(job.name, setup.store, policy, supervisor.post, self.log, local)
@@ -327,14 +323,14 @@ class Agent:
         return coordinator
 
 
-def make_launcher(setup: Setup, link: WorkerLink, log: Callable[[str], None]) -> Launcher:
+def make_launcher(setup: Setup, link: WorkerLink, standbys: Standbys, log: Callable[[str], None]) -> Launcher:
     """Lay out what workers are started with.
 
     Raises:
         ConfigError: the scratch folder can not be used.
     """
     try:
-        return Launcher(setup.job.host, setup.environment, setup.places, link=link, log=log)
+        return Launcher(setup.job.host, setup.environment, setup.places, link=link, standbys=standbys, log=log)
     except OSError as error:
         raise unusable_scratch(error) from error
 

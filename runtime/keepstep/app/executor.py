@@ -71,6 +71,7 @@ class Executor:
             a.WatchAll: lambda _: self._spawn(coordination.watch_all()),
             a.ForgetRecords: lambda x: self._spawn(coordination.forget(x)),
             a.StartWorker: self._start,
+            a.StartStandby: lambda x: self._launcher.start_standby(x, self._processes),
             a.StopWorker: lambda x: self._spawn(self._stop(x.worker_id)),
             a.SignalWorker: lambda x: self._processes.signal(x.worker_id, x.signal),
             a.WriteOrders: self._order,
@@ -101,6 +102,7 @@ class Executor:
 
     async def close(self) -> None:
         """Stop what still runs; the job is over."""
+        self._launcher.standbys.close()
         try:
             await self._processes.close()
         except StopTimeout as error:
@@ -148,6 +150,8 @@ class Executor:
 
     def _exited(self, worker_id: str, status: ExitStatus) -> None:
         """A worker is gone: take in what it had still said, and report its end once."""
+        if self._launcher.standbys.exited(worker_id, f"ended by {status}"):
+            return
         self._link.drain()
         progress = self._link.progress()
         pgid = self._launcher.forget(worker_id)

@@ -12,7 +12,8 @@ from pathlib import Path
 import keepstep_worker
 from keepstep.adapters.processes import ProcessHost, WorkerProcess, WorkerSpec
 from keepstep.adapters.worker_link import WorkerLink
-from keepstep.core.actions import StartWorker
+from keepstep.app.standing_by import Standbys
+from keepstep.core.actions import StartStandby, StartWorker
 
 FAILURE_BYTES_MAX = 1024
 """The platform shows no more of a failure file."""
@@ -38,46 +39,53 @@ class Launcher:
         places: Places,
         *,
         link: WorkerLink,
+        standbys: Standbys,
         log: Callable[[str], None],
     ) -> None:
         """Args: environment: the user's whole environment, to which each worker's own is added."""
         self._host, self._environment, self._code_dir = host, dict(environment), places.code
         self._failure_file, self._errors = places.failure_file, places.scratch / "errors"
-        self.link, self.log = link, log
+        self.link, self.standbys, self.log = link, standbys, log
         self._errors.mkdir(parents=True, exist_ok=True)
         self._guest = make_guest(places.scratch / "guest")
         self._groups: dict[str, int] = {}
 
     def start(self, action: StartWorker, processes: ProcessHost) -> WorkerProcess:
-        """Start a worker with a fresh wire.
+        """Start a worker with a fresh wire, or have a standby become it.
 
         Raises:
             OSError: the command can not be started.
         """
         self.error_file(action.worker_id).unlink(missing_ok=True)
         fds, wire_environment, handed_over = self.link.prepare(action.worker_id)
-        environment = self._environment | dict(action.environment) | wire_environment
-        environment |= {
-            "KEEPSTEP_PARENT_PID": str(os.getpid()),
-            "KEEPSTEP_FAILURE_FILE": str(self.error_file(action.worker_id)),
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(self._guest), environment.get("PYTHONPATH")))),
-        }
-        environment.setdefault("PYTHONUNBUFFERED", "1")
+        failure_file = {"KEEPSTEP_FAILURE_FILE": str(self.error_file(action.worker_id))}
+        spec = WorkerSpec(
+            worker_id=action.worker_id,
+            argv=action.command,
+            env=self._whole(dict(action.environment) | wire_environment | failure_file),
+            prefix=f"[{self._host} rank {action.rank}] ",
+            cwd=str(self._code_dir),
+            pass_fds=fds,
+        )
         try:
-            process = processes.start(
-                WorkerSpec(
-                    worker_id=action.worker_id,
-                    argv=action.command,
-                    env=environment,
-                    prefix=f"[{self._host} rank {action.rank}] ",
-                    cwd=str(self._code_dir),
-                    pass_fds=fds,
-                )
-            )
+            process = self.standbys.take(action.standby, spec, processes) or processes.start(spec)
         finally:
             handed_over()
         self._groups[action.worker_id] = process.pgid
         return process
+
+    def start_standby(self, action: StartStandby, processes: ProcessHost) -> None:
+        """Start a process that waits to become a worker."""
+        spec = WorkerSpec("", (), env=self._whole({}), prefix="", cwd=str(self._code_dir))
+        self.standbys.start(action, spec, processes)
+
+    def _whole(self, more: Mapping[str, str]) -> dict[str, str]:
+        """A worker's whole environment."""
+        environment = self._environment | dict(more) | {"KEEPSTEP_PARENT_PID": str(os.getpid())}
+        searched = filter(None, (str(self._guest), environment.get("PYTHONPATH")))
+        environment["PYTHONPATH"] = os.pathsep.join(searched)
+        environment.setdefault("PYTHONUNBUFFERED", "1")
+        return environment
 
     def forget(self, worker_id: str) -> int:
         """The process group of a worker that is gone; 0 where it was never started."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from keepstep.adapters.clock import Clock, sleep
 from keepstep.adapters.worker_link import WorkerLink
@@ -16,12 +16,17 @@ FIRST_EVERY_S = 0.2
 EVERY_S = 0.5
 """Afterwards: progress is no news, and each sample is a turn of the fold."""
 
+Learn = Callable[[str, Mapping[str, object]], None]
+"""Told what a worker says of its imports."""
+
 
 class Sampler:
     """Reads the worker's side of the wire and the messages beside it; posts what is new."""
 
-    def __init__(self, link: WorkerLink, clock: Clock, metrics: MetricsSink, post: Callable[[Event], None]) -> None:
-        self._link, self._clock, self._metrics, self._post = link, clock, metrics, post
+    def __init__(
+        self, link: WorkerLink, clock: Clock, metrics: MetricsSink, post: Callable[[Event], None], learn: Learn
+    ) -> None:
+        self._link, self._clock, self._metrics, self._post, self._learn = link, clock, metrics, post, learn
         self._worker_id = ""
         self._rank = 0
         self._stepped = False
@@ -57,6 +62,8 @@ class Sampler:
                 self._post(e.WorkerHello(worker_id))
             case "joined":
                 self._post(e.WorkerJoined(worker_id, str(message.get("how"))))
+            case "imported" | "unfit":
+                self._learn(worker_id, message)
             case "restored":
                 self._post(e.WorkerRestored(worker_id, _whole(message, "step"), _real(message, "seconds")))
             case "layout":

@@ -57,13 +57,25 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Start a process; `environment` is added to what the user's script gets anyway."""
+    """Start a process; `environment` is added to what the user's script gets anyway.
+
+    `standby` names the process that is to become this worker; where it is gone, or empty, a new one is started.
+    """
 
     worker_id: str
     generation: int
     rank: int
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
+    standby: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StartStandby:
+    """Start a process that makes a worker's large imports and waits; `command` is a worker's without its script."""
+
+    standby_id: str
+    command: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,5 +309,5 @@ Action = (
     GrantLease | RevokeLease | Put | StartWorker | StopWorker | SignalWorker | WriteOrders | SampleEntered
     | AllocateSlabs | HandSlabs | DropSlabs | ClearSeal | VerifySlab | UploadSnapshot | CommitCheckpoint | ReadHead
     | FetchSnapshot | SweepStore | Report | WriteFailure | ForgetRecords | JoinEtcd | UseEtcd
-    | WatchAll | CompareReplicas | KeepFiles | SettleFiles | PutBackFiles
+    | WatchAll | CompareReplicas | KeepFiles | SettleFiles | PutBackFiles | StartStandby
 )  # fmt: skip

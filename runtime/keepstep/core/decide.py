@@ -21,6 +21,7 @@ from keepstep.core import (
     membership,
     quorum,
     saving,
+    standby,
     workers,
 )
 from keepstep.core import events as e
@@ -94,6 +95,9 @@ ABSORB: dict[type, Callable[[Turn, Any], None]] = {
     e.OperationFailed: _on_operation_failed,
     e.WorkerStarted: workers.on_worker_started,
     e.WorkerHello: workers.on_worker_hello,
+    e.WorkerImported: standby.on_worker_imported,
+    e.StandbyReady: standby.on_standby_ready,
+    e.StandbyGone: standby.on_standby_gone,
     e.WorkerJoined: workers.on_worker_joined,
     e.WorkerRestored: workers.on_worker_restored,
     e.FirstStepCompleted: workers.on_first_step,
@@ -134,6 +138,7 @@ CONVERGE: tuple[Callable[[Turn], None], ...] = (
     membership.acknowledge,
     generations.lead,
     workers.start,
+    standby.keep,
     interruption.hold,
     checkpoints.upload,
     workers.write_orders,

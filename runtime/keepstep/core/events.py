@@ -154,6 +154,33 @@ class WorkerHello:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerImported:
+    """A large module has been imported; with what settings is not the core's business."""
+
+    worker_id: str
+    module: str
+    kind: Literal["worker_imported"] = "worker_imported"
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyReady:
+    """It has its imports behind it."""
+
+    standby_id: str
+    kind: Literal["standby_ready"] = "standby_ready"
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyGone:
+    """A standby has ended, was of no use to the script, or could not be had. `retry_s`: when to try again."""
+
+    standby_id: str
+    detail: str
+    retry_s: float = 0.0
+    kind: Literal["standby_gone"] = "standby_gone"
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerJoined:
     """An instrumented `fit` or `join()` was entered."""
 
@@ -357,5 +384,6 @@ Event = (
     | FirstStepCompleted | StepsSampled | LayoutAnnounced | SnapshotSealed | SnapshotVerified | SnapshotBad
     | SnapshotUploaded | ReplicasCompared | CheckpointCommitted | CommitRefused | HeadRead | StoreRefused
     | SnapshotFetched | CheckpointCorrupt | EtcdJoined | EnteredSampled | WorkerExited | InterruptionNoticed
-    | TimerFired | FilesCopied | FilesSettled | FilesKept | FilesPutBack | FilesStuck
+    | TimerFired | WorkerImported | StandbyReady | StandbyGone
+    | FilesCopied | FilesSettled | FilesKept | FilesPutBack | FilesStuck
 )  # fmt: skip

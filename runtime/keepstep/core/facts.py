@@ -32,6 +32,34 @@ class Worker:
     stopping: bool = False
     signalled_at: float | None = None
     stepped: bool = False
+    standby: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """A process that waits to become a worker; `is_ready` once its imports are behind it."""
+
+    standby_id: str
+    is_ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Standbys:
+    """What is known of this host's standbys.
+
+    Attributes:
+        waiting: those that there are, oldest first.
+        starts: how many were ever started.
+        falls: how many were of no use since one was.
+        again_at: not before then.
+        modules: what workers were seen to import.
+    """
+
+    waiting: tuple[Standby, ...] = ()
+    starts: int = 0
+    falls: int = 0
+    again_at: float = 0.0
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

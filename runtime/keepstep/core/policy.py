@@ -100,6 +100,10 @@ class Launch(_Section):
         "auto", "Whether Model.fit of an unchanged script reports its steps, is snapshotted and resumed.", unit="name",
         failure="a script that does not bear being instrumented",
     )  # fmt: skip
+    standby: int = knob(
+        1, "Processes that have TensorFlow imported and wait to become a worker, per worker.", unit="count",
+        failure="restarts of which most is the import of TensorFlow", ge=0, le=4, strict=True,
+    )  # fmt: skip
     python: str = knob(
         "python", "The interpreter of the user's script: a path, or a name on PATH.", unit="path",
         failure="a script run by an interpreter that lacks its packages", min_length=1,

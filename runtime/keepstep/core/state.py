@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keepstep.core.actions import Action, Put, RevokeLease, StopWorker, WriteFailure, WriteOrders
-from keepstep.core.facts import FilesView, Interruption, Lease, Recovery, Slab, StoreView, Worker
+from keepstep.core.facts import FilesView, Interruption, Lease, Recovery, Slab, Standbys, StoreView, Worker
 from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
 from keepstep.core.reasons import Reason
@@ -53,6 +53,7 @@ class State:
     lease: Lease | None = None
     cluster: Cluster = field(default_factory=Cluster)
     workers: tuple[Worker, ...] = ()
+    standbys: Standbys = field(default_factory=Standbys)
     slabs: tuple[Slab, ...] = ()
     next_slab: int = 0
     spawns: int = 0

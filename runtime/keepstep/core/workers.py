@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keepstep.core import files
+from keepstep.core import files, standby
 from keepstep.core.actions import ClearSeal, FetchSnapshot, Measure, Report, StartWorker, StopWorker, WriteOrders
 from keepstep.core.causes import FailureCause
 from keepstep.core.checkpoints import SLABS, free_slab_number, make_room, orders_for, reload_seals
@@ -62,7 +62,8 @@ def start(turn: Turn) -> None:
         return
     worker_id = f"{state.job.node_id}.{state.spawns}"
     step = 0 if resume is None else resume.step
-    worker = Worker(worker_id, generation.number, rank, turn.now, entered=step, completed=step)
+    taken = standby.take(turn)
+    worker = Worker(worker_id, generation.number, rank, turn.now, entered=step, completed=step, standby=taken)
     _clear_seals(turn, step)
     turn.set(spawned=generation.number, spawns=state.spawns + 1, workers=(worker,), completed=step, trained_rank=rank)
     turn.set(restore=None if slab is None or slab.seal is None else (slab.slab, slab.seal.step))
@@ -70,7 +71,7 @@ def start(turn: Turn) -> None:
     full, batch, number = limits(turn)[1], state.policy.elastic.batch, generation.number
     command, environment = plan_worker(state.job, number, addresses_of(generation), rank, full, batch)
     turn.do(
-        StartWorker(worker_id, number, rank, command, environment),
+        StartWorker(worker_id, number, rank, command, environment, taken),
         Reason.WORKER_STARTS,
         f"rank {rank} of generation {generation.number} at step {step}",
     )
@@ -221,6 +222,8 @@ def on_first_step(turn: Turn, event: FirstStepCompleted) -> None:
     if worker is None:
         return
     turn.set_worker(event.worker_id, stepped=True, completed=max(event.step, worker.completed))
+    if worker.standby:
+        standby.proven(turn)
     turn.because(Reason.FIRST_STEP, f"step {event.step}")
     recovery, generation = turn.state.recovery, turn.generation
     if recovery is None or generation is None or not recovery.ready_at:

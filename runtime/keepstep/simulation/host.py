@@ -14,7 +14,7 @@ from keepstep.core.records import OF_NODES_KEYS, Phase, Record
 from keepstep.core.state import State
 from keepstep.simulation.shelf import Shelf
 from keepstep.simulation.uploader import SimUploader
-from keepstep.simulation.worker import SimWorker
+from keepstep.simulation.worker import SimWorker, stand_by
 
 if TYPE_CHECKING:
     from keepstep.simulation.run import World
@@ -69,8 +69,7 @@ class SimHost:
         if not self.up or self.state is None:
             return
         self._end_agent()
-        self.boot += 1
-        life = self.life
+        self.boot, life = self.boot + 1, self.life
         self.world.clock.after(
             self.random.uniform(0.2, 0.8), lambda: self._start_agent() if self.life == life else None
         )
@@ -88,8 +87,7 @@ class SimHost:
             self.world.clock.after(seconds, self._thaw)
 
     def _thaw(self) -> None:
-        self.frozen = False
-        pending, self._pending = self._pending, []
+        self.frozen, pending, self._pending = False, self._pending, []
         for event in pending:
             self._decide(event)
 
@@ -205,6 +203,8 @@ class SimHost:
                 self._resync()
             case a.JoinEtcd():
                 self._join_etcd(action)
+            case a.StartStandby():
+                stand_by(self, action.standby_id)
             case a.StartWorker():
                 self.worker = self.world.make_worker(self, action)
                 self.world.worker_started(self, self.worker)

@@ -15,6 +15,14 @@ STEP_S = 0.5
 SLAB_BYTES = 100
 
 
+def stand_by(host: SimHost, standby_id: str) -> None:
+    """Make the imports of a standby: now and then they fail."""
+    life, seconds = host.life, host.random.uniform(1.0, 4.0)
+    fails = host.random.random() < 0.1
+    event = e.StandbyGone(standby_id, "killed") if fails else e.StandbyReady(standby_id)
+    host.world.clock.after(seconds, lambda: host.post(event) if host.life == life else None)
+
+
 class SimWorker:
     """One worker process of a world of `size` ranks; alive until it dies, exits or is killed."""
 
@@ -27,7 +35,8 @@ class SimWorker:
         self._held = self._stepped = False
         self._sealed = -1
         host.post(e.WorkerStarted(spec.worker_id, 1))
-        self._after(random.uniform(1.0, 2.5), self._join)
+        host.post(e.WorkerImported(spec.worker_id, "tensorflow"), 0.5)
+        self._after(random.uniform(0.2, 0.5) if spec.standby else random.uniform(1.0, 2.5), self._join)
 
     def _after(self, seconds: float, what: object) -> None:
         self.host.world.clock.after(seconds, lambda: what() if self.alive else None)  # type: ignore[operator]

@@ -37,6 +37,7 @@ class WorkerSpec:
         cwd: its working directory; None for this process's own.
         pass_fds: descriptors it inherits under their numbers.
         oom_score_adj: added to this process's own: the kernel is to kill it first when memory runs out (up to 1000).
+        held: pass its output on only once it was given another name (`ProcessHost.rename`), or has failed.
     """
 
     worker_id: str
@@ -46,6 +47,7 @@ class WorkerSpec:
     cwd: str | None = None
     pass_fds: tuple[int, ...] = ()
     oom_score_adj: int = 300
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ class ExitStatus:
 
     exit_code: int | None
     signal: int | None
+
+    def __str__(self) -> str:
+        return f"exit code {self.exit_code}" if self.signal is None else f"signal {self.signal}"
 
 
 class StopTimeout(Exception):
@@ -73,6 +78,8 @@ class WorkerProcess:
     pumps: tuple[OutputPump, OutputPump] = field(repr=False)
     reported: asyncio.Future[ExitStatus] = field(repr=False)
     pidfd: int = -1
+    prefix: bytes = b""
+    held: bool = False
     undrained: int = 2
     status: ExitStatus | None = None
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
@@ -121,7 +128,7 @@ class ProcessHost:
         if spec.worker_id in self._workers:
             raise ValueError(f"{spec.worker_id} runs already")
         prefix = spec.prefix.encode()
-        pumps = (OutputPump(prefix, self._sinks[0]), OutputPump(prefix, self._sinks[1]))
+        pumps = (OutputPump(prefix, self._sinks[0], spec.held), OutputPump(prefix, self._sinks[1], spec.held))
         try:
             process = subprocess.Popen(
                 spec.argv,
@@ -133,15 +140,39 @@ class ProcessHost:
                 pass_fds=spec.pass_fds,
                 start_new_session=True,
             )
+        except OSError:
+            if spec.held:
+                for pump in pumps:
+                    pump.discard()
+            raise
         finally:
             for pump in pumps:  # where the start failed, this ends the pumps too
                 os.close(pump.write_fd)
-        worker = WorkerProcess(spec.worker_id, process.pid, process, pumps, self._loop.create_future())
+        reported = self._loop.create_future()
+        worker = WorkerProcess(spec.worker_id, process.pid, process, pumps, reported, prefix=prefix, held=spec.held)
         self._workers[spec.worker_id] = worker
         _offer_to_the_oom_killer(worker.pid, spec.oom_score_adj)
         if self._pidfd:
             worker.pidfd = os.pidfd_open(worker.pid)
             self._loop.add_reader(worker.pidfd, self._ended, worker)
+        return worker
+
+    def rename(self, worker_id: str, spec: WorkerSpec) -> WorkerProcess | None:
+        """Have a held process be another worker from now on, and pass its output on; None where it has ended.
+
+        Args:
+            worker_id: what it was started as.
+            spec: the worker that it is now; its command and environment are the caller's to hand over.
+        """
+        worker = self._workers.get(worker_id)
+        if worker is None or not worker.held or _is_dead(worker.pid):
+            return None
+        del self._workers[worker_id]
+        worker.worker_id, worker.held = spec.worker_id, False
+        self._workers[spec.worker_id] = worker
+        _offer_to_the_oom_killer(worker.pid, spec.oom_score_adj)
+        for pump in worker.pumps:
+            pump.release(spec.prefix.encode())
         return worker
 
     def signal(self, worker_id: str, number: int) -> None:
@@ -214,9 +245,19 @@ class ProcessHost:
             self._loop.remove_reader(worker.pidfd)
             os.close(worker.pidfd)
             worker.pidfd = -1
+        if worker.held:
+            self._let_go(worker, failed=code > 0)
         worker.timer = self._loop.call_later(DRAIN_S, self._report, worker)
         for pump in worker.pumps:
             pump.drain(lambda: self._in_loop(worker))
+
+    def _let_go(self, worker: WorkerProcess, failed: bool) -> None:
+        """A held process has ended: what it said matters where it failed by itself."""
+        for pump in worker.pumps:
+            if failed:
+                pump.release(worker.prefix)
+            else:
+                pump.discard()
 
     def _in_loop(self, worker: WorkerProcess) -> None:
         """A pump's thread says that it has passed everything on."""

@@ -40,6 +40,10 @@ class LineCutter:
         self._begin(chunk[end:])
         return self._prefix + whole.replace(b"\n", b"\n" + self._prefix) + b"\n"
 
+    def rename(self, prefix: bytes) -> None:
+        """Begin the lines that are not out yet with another prefix."""
+        self._prefix = prefix
+
     def finish(self) -> bytes:
         """Return the line that was begun, with an end; b"" where there is none."""
         line, self._begun, self._begun_bytes = b"".join(self._begun), [], 0
@@ -126,8 +130,12 @@ class LineQueue:
 class OutputPump:
     """Passes on one stream of one worker, in a thread of its own, until its end or `close`."""
 
-    def __init__(self, prefix: bytes, sink: LineSink) -> None:
-        """Make the pipe. `write_fd` is for the worker; the caller closes it once the worker has it."""
+    def __init__(self, prefix: bytes, sink: LineSink, held: bool = False) -> None:
+        """Make the pipe. `write_fd` is for the worker; the caller closes it once the worker has it.
+
+        Args:
+            held: read nothing until `release`; what the pipe does not hold waits in the worker.
+        """
         self._read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a smaller pipe does as well
             fcntl.fcntl(self.write_fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -139,7 +147,18 @@ class OutputPump:
         self._on_drained: Callable[[], None] | None = None
         self._closing = self._ended = False
         self._thread = threading.Thread(target=self._run, name=prefix.decode("utf-8", "replace").strip(), daemon=True)
+        if not held:
+            self._thread.start()
+
+    def release(self, prefix: bytes) -> None:
+        """Begin to pass on, under this prefix, what a held worker has written and will write."""
+        self._cutter.rename(prefix)
         self._thread.start()
+
+    def discard(self) -> None:
+        """A held worker is gone, and nobody wants to know what it wrote."""
+        with self._lock:
+            self._end()
 
     def drain(self, on_drained: Callable[[], None]) -> None:
         """The worker is gone: call back, in some thread, once all that it wrote has been passed on.
@@ -162,7 +181,8 @@ class OutputPump:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread; False where the reader of our output held it up for so long."""
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -180,10 +200,13 @@ class OutputPump:
                 open_end = self._pass_on(1)
         self._sink.write(self._cutter.finish())
         with self._lock:
-            self._ended = True
-            for fd in (self._read_fd, self._wake_r, self._wake_w):
-                os.close(fd)
+            self._end()
         self._drained()
+
+    def _end(self) -> None:
+        self._ended = True
+        for fd in (self._read_fd, self._wake_r, self._wake_w):
+            os.close(fd)
 
     def _pass_on(self, bytes_min: int) -> bool:
         """Pass on what is there, or `bytes_min` of it where more keeps coming; False at the end of the stream."""

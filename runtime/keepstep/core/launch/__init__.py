@@ -10,6 +10,11 @@ from keepstep.core.job import JobSpec
 from keepstep.core.launch.multi_worker import tf_config
 
 
+def worker_command(job: JobSpec) -> tuple[str, ...]:
+    """What starts the worker-side bootstrap with the user's own interpreter; the script and its arguments follow."""
+    return job.python, "-m", "keepstep_worker"
+
+
 def plan_worker(
     job: JobSpec, generation: int, addresses: tuple[str, ...], rank: int, full: int = 0, batch: str = "keep_global"
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
@@ -18,7 +23,7 @@ def plan_worker(
     The command starts the user's script through the worker-side bootstrap with the user's own interpreter. `addresses`
     are those of the generation's workers in rank order.
     """
-    command = (job.python, "-m", "keepstep_worker", job.script, *job.arguments)
+    command = (*worker_command(job), job.script, *job.arguments)
     environment = {
         "KEEPSTEP_GENERATION": str(generation),
         "KEEPSTEP_RANK": str(rank),

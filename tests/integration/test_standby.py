@@ -1,0 +1,196 @@
+"""A script that a standby runs sees, says and returns what it does under plain Python, though its imports are done."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from keepstep_worker import wire as wires
+from tests.support.fake_agent import DEADLINE_S, FakeAgent
+from tests.support.scripts import SCRIPTS
+
+pytestmark = pytest.mark.integration
+RUNTIME = str(Path(wires.__file__).parent.parent)
+
+MORE_SCRIPTS = {
+    "arguments": "import argparse\np = argparse.ArgumentParser()\np.add_argument('--epochs', type=int)\n"
+    "p.add_argument('-m')\nprint(p.parse_args(), p.prog)",
+    "wrong arguments": "import argparse\nargparse.ArgumentParser().parse_args()",
+    "relative files": "import os\nprint(open('data.txt').read(), os.getcwd(), os.listdir())",
+    "beside": "import beside\nprint(beside.__file__)",
+    "fork": "import multiprocessing as mp, os\ndef f(x):\n    return x + 1\n"
+    "with mp.get_context('fork').Pool(1) as p:\n    print(p.map(f, [1]))",
+    "threads at exit": "import threading\ngate = threading.Event()\n"
+    "threading.Thread(target=lambda: (gate.wait(), print('thread'))).start()\nprint('end')\ngate.set()",
+    "signals": "import os, signal\nprint([(n.name, signal.getsignal(n)) for n in signal.Signals])\n"
+    "signal.signal(signal.SIGTERM, lambda *a: print('term', a[0]))\n"
+    "os.kill(os.getpid(), signal.SIGTERM)\nprint(signal.pthread_sigmask(signal.SIG_BLOCK, []))",
+    "descriptors": "import os\nprint(sorted(os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in range(3)))",
+    "streams": "import sys\nprint(sys.stdin.read(), sys.stdout.line_buffering, sys.stdout.encoding)",
+    "flags": "import gc, sys\nprint(sys.flags, sys.warnoptions, sys.executable, gc.isenabled(), gc.get_threshold())",
+    "scheduler": "import os\nprint(os.sched_getscheduler(0), os.getpriority(0, 0), os.sched_getaffinity(0))",
+    "import": "import tensorflow\nprint(tensorflow.value, tensorflow.__spec__.name, tensorflow.__spec__.origin,\n"
+    "      type(tensorflow.__loader__).__name__, type(tensorflow.__spec__.loader).__name__)",
+    "not yet imported": "import sys\nprint([n for n in sys.modules if n in ('tensorflow', 'keras', 'tf_keras')])",
+    "looked up": "import importlib.util as u\nfound = u.find_spec('tensorflow')\nprint(found.origin, found.name,\n"
+    "      found.submodule_search_locations)\nimport tensorflow\nprint(tensorflow.count)",
+    "submodule": "from tensorflow.part import number\nimport tensorflow.part as part\nprint(number, part.__file__)",
+    "lazily": "def f():\n    import tensorflow as tf\n    return tf.value\nprint(f(), f())",
+    "settings": "import os\nos.environ['TF_MODE'] = 'script'\nimport tensorflow as t\n"
+    "print(t.mode, os.environ['TF_MODE'])",
+}
+
+
+@pytest.fixture
+def agent():
+    made = FakeAgent()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What the script finds: a module beside it, a file, and a package that stands for TensorFlow."""
+    package = tmp_path / "site" / "tensorflow"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "import os\nfrom tensorflow.part import number\nvalue = number + 1\nmode = os.environ.get('TF_MODE', 'unset')\n"
+        "count = globals().get('count', 0) + 1\n"
+    )
+    (package / "part.py").write_text("number = 1")
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "beside.py").write_text("here = 1")
+    (work / "data.txt").write_text("data")
+    return work
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": f"{RUNTIME}:{folder.parent / 'site'}"}
+
+
+def plainly(folder: Path, *command: str) -> tuple[int, bytes, bytes]:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder, env=environment(folder), capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+class Standby:
+    """A standby in a process of its own."""
+
+    def __init__(self, agent: FakeAgent, folder: Path, **settings: str) -> None:
+        self.agent, self.folder = agent, folder
+        self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.ours.settimeout(DEADLINE_S)
+        own = {"KEEPSTEP_STANDBY_FD": str(theirs.fileno()), "KEEPSTEP_PARENT_PID": str(os.getpid())}
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "keepstep_worker", "tensorflow"],
+                cwd=folder, env=environment(folder) | own | settings, pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+
+    def ready(self) -> dict[str, object]:
+        return json.loads(self.ours.recv(65536))
+
+    def becomes(self, *command: str, **more: str) -> tuple[int, bytes, bytes]:
+        """Runs a script as the next worker, to its end."""
+        endpoint = self.agent.connect()
+        given = environment(self.folder) | self.agent.environment(endpoint, **more)
+        worker = {"command": [sys.executable, "-m", "keepstep_worker", *command], "environment": given}
+        with os.fdopen(os.memfd_create("worker"), "w+b") as file, endpoint, self.ours:
+            file.write(json.dumps(worker).encode())
+            file.flush()
+            file.seek(0)
+            rights = array.array("i", (self.agent.wire_fd, endpoint.fileno(), file.fileno()))
+            self.ours.sendmsg([b"{}"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            endpoint.close()
+            output, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, output, errors
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, *MORE_SCRIPTS])
+def test_a_script_is_run_as_under_plain_python(agent, folder, name):
+    text = {**SCRIPTS, **MORE_SCRIPTS}[name]
+    (folder / "script.py").write_text(text, encoding="latin-1" if name == "encoding" else None)
+    settings = {"TF_MODE": "script"} if name == "settings" else {}
+    standby = Standby(agent, folder, **settings)
+    assert standby.ready() == {
+        "kind": "ready", "files": {"tensorflow": str(folder.parent / "site" / "tensorflow" / "__init__.py")},
+    }  # fmt: skip
+    command = ("script.py", "--epochs", "3", "-m", "x y")
+    assert standby.becomes(*command) == plainly(folder, *command)
+    assert agent.of("unfit") == []
+
+
+def test_it_may_be_told_before_it_is_ready(agent, folder):
+    (folder / "script.py").write_text("import tensorflow\nprint(tensorflow.value)")
+    assert Standby(agent, folder).becomes("script.py") == (0, b"2\n", b"")
+
+
+def test_a_worker_tells_what_it_imports_and_what_it_has_set_by_then(agent, folder):
+    (folder / "script.py").write_text(
+        "import os\nos.environ['TF_MODE'] = 'script'\nos.environ['SECRET'] = 'x'\ndel os.environ['CUDA_CACHE']\n"
+        "import tensorflow\nos.environ['TF_LATER'] = '1'\n"
+    )
+    endpoint = agent.connect()
+    with endpoint:
+        worker = subprocess.run(
+            [sys.executable, "-m", "keepstep_worker", "script.py"],
+            cwd=folder, env=environment(folder) | agent.environment(endpoint, CUDA_CACHE="1", TF_KEPT="1"),
+            pass_fds=(agent.wire_fd, endpoint.fileno()), timeout=60, check=False,
+        )  # fmt: skip
+    assert worker.returncode == 0
+    told = agent.wait_for("imported")
+    assert told["module"] == "tensorflow"
+    assert told["file"] == str(folder.parent / "site" / "tensorflow" / "__init__.py")
+    assert told["changes"] == {"TF_MODE": "script", "CUDA_CACHE": None}
+
+
+@pytest.mark.parametrize("setting", ["other", "script"])
+def test_where_the_settings_are_others_the_script_begins_afresh(agent, folder, setting):
+    """The standby has imported with none; what it had printed by then is printed again."""
+    (folder / "script.py").write_text(
+        f"import os, sys\nos.environ['TF_MODE'] = {setting!r}\nprint('begins', sys.argv)\nimport tensorflow\n"
+        "print(tensorflow.mode)\nsys.exit(3)"
+    )
+    found = Standby(agent, folder).becomes("script.py", "a b")
+    begins = b"begins ['script.py', 'a b']\n"
+    assert found == (3, begins + begins + setting.encode() + b"\n", b"")
+    assert agent.of("unfit") == [{"kind": "unfit", "variables": ["TF_MODE"]}]
+    assert len(agent.of("hello")) == 2
+    assert agent.wait_for("imported")["changes"] == {"TF_MODE": setting}
+
+
+def test_its_settings_are_not_those_of_the_script(agent, folder):
+    """What was learnt from another worker is gone by the time the script looks."""
+    (folder / "script.py").write_text("import os\nprint(os.environ.get('TF_MODE'), os.environ['OWN'])")
+    found = Standby(agent, folder, TF_MODE="script").becomes("script.py", OWN="mine")
+    assert found == (0, b"None mine\n", b"")
+
+
+def test_it_ends_where_the_agent_hangs_up(agent, folder):
+    standby = Standby(agent, folder)
+    standby.ready()
+    standby.ours.close()
+    output, errors = standby.process.communicate(timeout=60)
+    assert (standby.process.returncode, output, errors) == (0, b"", b"")
+
+
+def test_an_import_that_fails_says_why(agent, folder):
+    (folder.parent / "site" / "tensorflow" / "part.py").write_text("raise OSError('libcuda.so')")
+    standby = Standby(agent, folder)
+    with standby.ours:
+        assert standby.ours.recv(65536) == b""
+    _, errors = standby.process.communicate(timeout=60)
+    assert standby.process.returncode == 1
+    assert errors.endswith(b"OSError: libcuda.so\n")
