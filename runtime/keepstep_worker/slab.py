@@ -11,21 +11,23 @@ that may be padded with spaces, then the tensors without holes or trailing bytes
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import json
 import mmap
-import os
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple
 
+from keepstep_worker.shares import in_shares
+
 REPLICATED = "replicated/"
 LOCAL = "local/"
 FORMAT = "keepstep-slab"
 FORMAT_VERSION = "1"
+ALIGNMENT = 64
+"""In bytes, of memory that TensorFlow computes with: what begins so can be read where it lies."""
 
 ITEM_BYTES: dict[str, int] = {
     "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
@@ -101,14 +103,14 @@ class Layout:
     """
 
     def __init__(self, specs: Iterable[Spec]) -> None:
-        """Order the tensors: replicated before local, large items first so that they stay aligned.
+        """Order the tensors: replicated before local, then those that keep all behind them aligned, large items first.
 
         Raises:
             SlabError: a key is in no class or not unique, or a dtype is unknown.
         """
         self.specs: tuple[Spec, ...] = tuple(specs)
         _check_specs(self.specs)
-        ordered = sorted(self.specs, key=lambda spec: (not spec[0].startswith(REPLICATED), -ITEM_BYTES[spec[1]]))
+        ordered = sorted(self.specs, key=_order)
         entries: dict[str, Any] = {}
         offset, spans = 0, []
         for key, dtype, shape in ordered:
@@ -119,7 +121,7 @@ class Layout:
         self.number = zlib.crc32(json.dumps(entries).encode()) or 1
         metadata = {"format": FORMAT, "version": FORMAT_VERSION, "layout": str(self.number)}
         text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
+        text += b" " * (-(_LENGTH.size + len(text)) % ALIGNMENT)
         self.header = _LENGTH.pack(len(text)) + text
         base = len(self.header)
         self.places: list[Place] = [
@@ -127,6 +129,11 @@ class Layout:
             for (key, dtype, shape), (begin, end) in zip(ordered, spans)
         ]
         self.size_bytes = base + offset
+
+
+def _order(spec: Spec) -> tuple[bool, bool, int]:
+    key, dtype, shape = spec
+    return not key.startswith(REPLICATED), size_bytes(dtype, shape) % ALIGNMENT != 0, -ITEM_BYTES[dtype]
 
 
 def _check_specs(specs: Sequence[Spec]) -> None:
@@ -146,23 +153,6 @@ _POPULATED_BYTES = 16 << 20
 """How much is mapped in at a time: whoever else wants to change this process's mappings waits that long at the most."""
 
 
-_THREADS_MAX = 4
-"""A core does not use all of the memory's speed: two were measured to copy 1.75 times as fast as one."""
-_SHARE_BYTES_MIN = 16 << 20
-
-
-@functools.lru_cache(maxsize=1)
-def _threads() -> int:
-    return min(_THREADS_MAX, len(os.sched_getaffinity(0)))
-
-
-@functools.lru_cache(maxsize=1)
-def _pool() -> Any:
-    from concurrent.futures import ThreadPoolExecutor
-
-    return ThreadPoolExecutor(_THREADS_MAX - 1, thread_name_prefix="keepstep-copy")
-
-
 class Writer:
     """A slab mapped for writing; all slabs of a layout share the layout."""
 
@@ -180,31 +170,11 @@ class Writer:
             self._whole[: len(self._header)] = self._header
             self._has_header = True
         tensors = list(tensors)
-        shares = self._shares(tensors, _threads())
-        others = [_pool().submit(self._write, share) for share in shares[1:]]
-        try:
-            self._write(shares[0])
-        finally:
-            for other in others:
-                other.exception()  # nobody may still write when this returns
-        for other in others:
-            other.result()
+        in_shares(tensors, [self._targets[tensor.key].nbytes for tensor in tensors], self._write)
 
     def _write(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             tensor.write(self._targets[tensor.key])
-
-    def _shares(self, tensors: Sequence[Tensor], count: int) -> list[Sequence[Tensor]]:
-        """Divide tensors into up to so many runs of about equally many bytes."""
-        sizes = [self._targets[tensor.key].nbytes for tensor in tensors]
-        share = max(_SHARE_BYTES_MIN, -(-sum(sizes) // count))
-        shares, begin, held = [], 0, 0
-        for end, size in enumerate(sizes, 1):
-            held += size
-            if held >= share:
-                shares.append(tensors[begin:end])
-                begin, held = end, 0
-        return [*shares, tensors[begin:]] if begin < len(tensors) or not shares else shares
 
     def populate(self, go_on: Callable[[], bool]) -> None:
         """Map all pages in, so that the first copy meets no page fault. Other threads run on meanwhile.
@@ -307,13 +277,14 @@ class SlabView:
 
     @classmethod
     def open(cls, fd: int, length_bytes: int, step: int) -> SlabView:
-        """Map the first `length_bytes` of `fd` read-only and check the header.
+        """Map the first `length_bytes` of `fd` for reading and check the header.
 
         Raises:
             SlabError: it is no valid slab.
         """
         try:
-            mapped = mmap.mmap(fd, length_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+            # Private and so never written to, but NumPy gives away no memory that it takes for read-only.
+            mapped = mmap.mmap(fd, length_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
         except (ValueError, OSError) as error:
             raise SlabError(f"a slab of {length_bytes} bytes can not be mapped: {error}") from error
         memory = memoryview(mapped)
@@ -331,6 +302,10 @@ class SlabView:
         """Return a tensor's bytes, read-only, without a copy."""
         if key in self.replaced:
             return memoryview(self.replaced[key])
+        return self.mapped(key).toreadonly()
+
+    def mapped(self, key: str) -> memoryview:
+        """Return a tensor's bytes as the file has them, for those who need memory that could be written to."""
         place = self.places[key]
         return self.memory[place.begin : place.end]
 

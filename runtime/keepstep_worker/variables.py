@@ -13,15 +13,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keepstep_worker.session import RestoreError
-from keepstep_worker.slab import DTYPES, LOCAL, REPLICATED, SlabView, Tensor, fill
+from keepstep_worker.shares import in_shares
+from keepstep_worker.slab import ALIGNMENT, DTYPES, LOCAL, REPLICATED, Place, SlabView, Tensor, fill
 
 Named = tuple[str, Any]
 """A key, class included, and the variable that it stands for."""
 
 _LISTED_MAX = 8
 _LARGE_BYTES = 64 << 10
-_ALIGNMENT = 64
-"""In bytes, of what TensorFlow computes with."""
+_LENT_TYPES = frozenset({"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U8"})
 
 
 def local_components(variable: Any) -> list[Any]:
@@ -149,8 +149,8 @@ def assign(view: SlabView, named: Sequence[Named], others: Iterable[str] = ()) -
                 if found
             )
         )
-    for key, index, component in pairs:
-        _assign(component, view, _stored_key(view, key, index))
+    wanted_by = [(component, _stored_key(view, key, index)) for key, index, component in pairs]
+    in_shares(wanted_by, [view.raw(key).nbytes for _, key in wanted_by], functools.partial(_assign_all, view))
 
 
 def _components(key: str, variable: Any) -> list[tuple[int, Any]]:
@@ -193,26 +193,68 @@ def _write(component: Any, target: memoryview) -> None:
         numpy.copyto(numpy.frombuffer(target, "uint8"), numpy.frombuffer(source, "uint8"))
 
 
-def _assign(component: Any, view: SlabView, key: str) -> None:
+def _assign_all(view: SlabView, wanted: Sequence[tuple[Any, str]]) -> None:
+    import tensorflow as tf
+
+    for component, key in wanted:
+        # What assign() does, without its name scope and without reading back what was assigned.
+        tf.raw_ops.AssignVariableOp(resource=component.handle, value=_value(component, view, key))
+
+
+def _value(component: Any, view: SlabView, key: str) -> Any:
+    """A tensor's value in memory of its own: the slab is written to again."""
     import numpy
     import tensorflow as tf
 
     dtype, shape = component.dtype.as_numpy_dtype, tuple(component.shape)
-    # The slab is written to again, so TensorFlow must not keep its memory.
+    place = view.places[key]
+    if _may_be_lent(component, place) and key not in view.replaced and _copies_what_is_lent():
+        lent = numpy.frombuffer(view.mapped(key), dtype=dtype).reshape(shape)
+        return _copied(lent)
     raw = view.raw(key) if _takes_a_copy() else bytearray(view.raw(key))
-    value = tf.convert_to_tensor(numpy.frombuffer(raw, dtype=dtype).reshape(shape), dtype=component.dtype)
-    # What assign() does, without its name scope and without reading back what was assigned.
-    tf.raw_ops.AssignVariableOp(resource=component.handle, value=value)
+    return tf.convert_to_tensor(numpy.frombuffer(raw, dtype=dtype).reshape(shape), dtype=component.dtype)
+
+
+def _may_be_lent(component: Any, place: Place) -> bool:
+    """Whether TensorFlow may look at a tensor where it lies: a large one of a type that both know, for the CPU."""
+    large = place.end - place.begin >= _LARGE_BYTES and place.begin % ALIGNMENT == 0
+    known = place.dtype in _LENT_TYPES and DTYPES.get(component.dtype.name) == place.dtype
+    return large and known and str(component.device).endswith("CPU:0")
+
+
+def _copied(lent: Any) -> Any:
+    """A copy made by TensorFlow, which lets other threads run meanwhile."""
+    import tensorflow as tf
+
+    return tf.raw_ops.DeepCopy(x=tf.experimental.dlpack.from_dlpack(lent.__dlpack__()))
+
+
+@functools.cache
+def _copies_what_is_lent() -> bool:
+    """Whether that is so with these versions of TensorFlow and NumPy; in those that were looked at, it is."""
+    try:
+        block = _aligned_block()
+        tensor = _copied(block)
+        block[:] = 1
+        return not tensor.numpy().any()
+    except Exception:  # whatever they raise: then it is done the other way
+        return False
 
 
 @functools.cache
 def _takes_a_copy() -> bool:
     """Whether a tensor made from an array has memory of its own, as in all versions that were looked at."""
-    import numpy
     import tensorflow as tf
 
-    block = numpy.zeros(1 << 16, "uint8")
-    aligned = block[-block.ctypes.data % _ALIGNMENT :]  # only such memory can be kept
-    tensor = tf.convert_to_tensor(aligned)
-    aligned[:] = 1
+    block = _aligned_block()
+    tensor = tf.convert_to_tensor(block)
+    block[:] = 1
     return not int(tensor[0])
+
+
+def _aligned_block() -> Any:
+    """Zeros of whose memory a tensor could be made."""
+    import numpy
+
+    block = numpy.zeros(1 << 16, "uint8")
+    return block[-block.ctypes.data % ALIGNMENT :][: 1 << 15]

@@ -10,7 +10,7 @@ from keepstep.core.records import Resume
 from keepstep.core.values import evolve
 from tests.simulation.seeds import first_violation, play
 
-ENOUGH = range(400)
+ENOUGH = range(600)
 
 
 def test_a_stale_generation_that_is_accepted_is_caught(monkeypatch):

@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from keepstep_worker import slab
+from keepstep_worker import shares
 from keepstep_worker.slab import Layout, SlabView, Tensor, Writer
 
 
 @pytest.fixture(autouse=True)
 def small_shares(monkeypatch):
-    monkeypatch.setattr(slab, "_SHARE_BYTES_MIN", 100)
-    monkeypatch.setattr(slab, "_threads", lambda: 4)
+    monkeypatch.setattr(shares, "_SHARE_BYTES_MIN", 100)
+    monkeypatch.setattr(shares, "_threads", lambda: 4)
 
 
 def tensors_of(sizes, write=None):
