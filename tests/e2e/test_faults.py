@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -74,6 +76,22 @@ def test_a_death_costs_steps_and_no_bit(fault: str, script: str, undisturbed: Re
     resumes = RESUMES.get(fault, "resume_from_slabs")
     assert (summary["restarts"] >= 1) == (resumes is not None), run.told()
     assert resumes is None or resumes in run.reasons(), run.told()
+    assert differences(run.results(), undisturbed) == []
+
+
+def test_workers_that_were_standbys_train_as_others_do(script: str, undisturbed: Results, tmp_path: Path) -> None:
+    """Both have their imports behind them when worker 1 is killed."""
+    gate = tmp_path / "gate"
+    with LocalRun(tmp_path / "run", script, [SCRIPTS[script][1], f"--gate={gate}"], SNAPSHOTS) as run:
+        run.wait_for(lambda: len(run.events("standby_ready")) == len(run.names), "standby on each host")
+        os.kill(run.events("worker_started", "algo-2")[0]["pid"], signal.SIGKILL)
+        gate.touch()
+        assert run.wait() == 0, run.told()
+        assert run.left() == []
+    started = [detail for name in run.names for reason, detail in run.notes(name) if reason == "worker_starts"]
+    assert sum("from a standby" in detail for detail in started) == len(run.names), run.told()
+    assert "standby_gone" not in run.reasons(), run.told()
+    assert run.summary()["restarts"] == 1
     assert differences(run.results(), undisturbed) == []
 
 

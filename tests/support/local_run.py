@@ -137,6 +137,10 @@ class LocalRun:
         hosts = self.names if host is None else [host]
         return [reason for name in hosts for turn in self.turns(name) for reason, _ in turn["notes"]]
 
+    def notes(self, host: str) -> list[tuple[str, str]]:
+        """The reasons that this host gave, and what each was about."""
+        return [(reason, detail) for turn in self.turns(host) for reason, detail in turn["notes"]]
+
     def completed(self) -> int:
         """The newest step that any host has reported."""
         return max((event["completed"] for event in self.events("steps_sampled")), default=0)

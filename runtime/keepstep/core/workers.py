@@ -73,7 +73,7 @@ def start(turn: Turn) -> None:
     turn.do(
         StartWorker(worker_id, number, rank, command, environment, taken),
         Reason.WORKER_STARTS,
-        f"rank {rank} of generation {generation.number} at step {step}",
+        f"rank {rank} of generation {generation.number} at step {step}" + (", from a standby" if taken else ""),
     )
 
 

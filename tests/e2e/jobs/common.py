@@ -1,8 +1,13 @@
-"""What the training scripts share: Keras, data, model, and its variables at the end. `--legacy` makes it tf_keras."""
+"""What the training scripts share: Keras, data, model, and its variables at the end. `--legacy` makes it tf_keras.
+
+With `--gate=FILE` no step after GATE_STEP is made until that file is there.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 if "--legacy" in sys.argv:
@@ -13,6 +18,7 @@ else:
 import numpy as np
 
 FEATURES = 12
+GATE_STEP = 12
 
 
 def make_data(samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -33,6 +39,13 @@ def build_model(features: int = FEATURES, classes: int = 3) -> Any:
             keras.layers.Dense(classes),
         ]
     )
+
+
+def pass_gate(step: int) -> None:
+    """Wait at the gate, if there is one."""
+    for word in sys.argv:
+        while step == GATE_STEP and word.startswith("--gate=") and not Path(word.removeprefix("--gate=")).exists():
+            time.sleep(0.02)
 
 
 def final_variables(model: Any, optimizer: Any) -> dict[str, np.ndarray]:

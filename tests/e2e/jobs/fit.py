@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import build_model, final_variables, keras, make_data
+from common import build_model, final_variables, keras, make_data, pass_gate
 
 BATCH, TRAIN, HELD_OUT = 16, 640, 64  # 40 steps in an epoch
 
@@ -32,6 +32,7 @@ class Pace(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         time.sleep(self.pause_s)
+        pass_gate(batch + 1)
 
     def on_test_begin(self, logs: Any = None) -> None:
         print("validation begins", flush=True)
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.02)
     parser.add_argument("--shuffle", action="store_true")
     parser.add_argument("--legacy", action="store_true")
+    parser.add_argument("--gate", help="see common.py")
     args = parser.parse_args()
     several = bool(os.environ.get("TF_CONFIG"))
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if several else 0

@@ -18,7 +18,7 @@ import tensorflow as tf
 import keepstep_worker as keepstep
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import FEATURES, build_model, final_variables, keras, make_data
+from common import FEATURES, build_model, final_variables, keras, make_data, pass_gate
 
 BATCH = 16
 
@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--pause", type=float, default=0.02, help="seconds that each step takes longer")
+    parser.add_argument("--gate", help="see common.py")
     args = parser.parse_args()
     several = bool(os.environ.get("TF_CONFIG"))
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if several else tf.distribute.get_strategy()
@@ -54,9 +55,10 @@ def main() -> None:
     run = keepstep.join()
     data = run.dataset(make_data(150), global_batch=BATCH, seed=7, strategy=strategy)
     run.track(model=model, optimizer=optimizer, data=data)
-    for _ in run.steps(args.steps):
+    for step in run.steps(args.steps):
         train_step(next(data))
         time.sleep(args.pause)
+        pass_gate(step)
     np.savez(args.out / f"{run.rank}.npz", position=np.array(data.position), **final_variables(model, optimizer))
 
 
