@@ -27,19 +27,20 @@ FIRST = 3
 STALL_RATIO_MAX, COST_RATIO_MAX = 1.5, 0.1
 
 
-def play(mode: str, size_bytes: int, savings: int, python: Path) -> dict[str, Any]:
-    """One process of one mode; files lie in memory, as TensorFlow's modes would be slower on a disk."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+def play(mode: str, size_bytes: int, savings: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One process of one mode; what TensorFlow's own modes write lies in `options.folder`."""
+    python = options.python.absolute()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         result = Path(folder) / "result.json"
         words = [
             *(f"--mode={mode}", f"--bytes={size_bytes}", f"--every={EVERY}", f"--savings={savings}"),
             *(f"--folder={folder}", f"--result={result}"),
         ]
         settings = [f"checkpoint.snapshot_every={EVERY} steps", "telemetry.listen=127.0.0.1:0"]
-        options = [word for setting in settings for word in ("--set", setting)]
+        chosen = [word for setting in settings for word in ("--set", setting)]
         command = [str(python), str(JOB), *words]
         if mode == "keepstep":
-            local = [sys.executable, "-m", "keepstep", "local", "--quiet", "--hosts", "1", "--store", "none", *options]
+            local = [sys.executable, "-m", "keepstep", "local", "--quiet", "--hosts", "1", "--store", "none", *chosen]
             command = [*local, "--python", str(python), "--out", f"{folder}/run", str(JOB), *words]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "runtime"), "TF_CPP_MIN_LOG_LEVEL": "2"}
         done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -59,15 +60,15 @@ def costs(found: dict[str, Any]) -> tuple[list[float], list[float]]:
     return stalls, [sum(steps[at : at + DRAGGED + 1]) - (DRAGGED + 1) * usual for at in begins]
 
 
-def measure(size_bytes: int, rounds: int, savings: int, python: Path) -> dict[str, Any]:
+def measure(size_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
     """All modes in turn; the medians over all savings that count."""
     stalls: dict[str, list[float]] = {mode: [] for mode in MODES}
     wholes: dict[str, list[float]] = {mode: [] for mode in MODES}
     found: dict[str, Any] = {}
     skipped = 0
-    for _ in range(rounds):
+    for _ in range(options.rounds):
         for mode in MODES:
-            found = play(mode, size_bytes, savings + FIRST, python)
+            found = play(mode, size_bytes, options.savings + FIRST, options)
             skipped += found.get("skipped", 0)
             for kept, each in zip((stalls[mode], wholes[mode]), costs(found), strict=True):
                 kept += each
@@ -99,11 +100,12 @@ def main() -> int:
     parser.add_argument("--bytes", type=int, nargs="+", default=[800_000_000, 4_000_000_000])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--savings", type=int, default=4)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build", help="where TensorFlow's own modes write")
     options = parser.parse_args()
-    python = options.python.absolute()
-    if shutil.disk_usage("/dev/shm").free < 3 * max(options.bytes):
-        raise SystemExit("/dev/shm has no room for the checkpoints of TensorFlow's own modes")
-    sizes = [measure(each, options.rounds, options.savings, python) for each in options.bytes]
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(options.folder).free < 3 * max(options.bytes):
+        raise SystemExit(f"{options.folder} has no room for the checkpoints of TensorFlow's own modes")
+    sizes = [measure(each, options) for each in options.bytes]
     print(json.dumps({
         "name": "snapshot", "value": max(each["stall_ratio"] for each in sizes),
         "goal": f"stall <= {STALL_RATIO_MAX} of a memcpy, stall and drag <= {COST_RATIO_MAX} of tf.train.Checkpoint's",

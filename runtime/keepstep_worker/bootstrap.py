@@ -21,7 +21,7 @@ import sys
 from types import ModuleType, TracebackType
 from typing import Any
 
-from keepstep_worker import firsterror, hook, identity, standby
+from keepstep_worker import firsterror, hook, identity, standby, wire
 from keepstep_worker.session import Session
 
 _PR_SET_PDEATHSIG = 1
@@ -54,6 +54,7 @@ def main() -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # a stderr without a descriptor
             faulthandler.enable()
         environment = dict(os.environ)
+        _write_stacks_on_demand(os.environ.get("KEEPSTEP_STACKS_FILE", ""))
         session = Session.current()
         if session is not None:
             _instrument(session)
@@ -75,6 +76,13 @@ def _die_with_parent(parent_pid: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if parent_pid and os.getppid() != parent_pid:
         os._exit(_EXIT_ORPHANED)
+
+
+def _write_stacks_on_demand(path: str) -> None:
+    """Have faulthandler answer a signal, whatever the interpreter is busy with; set before the agent is told hello."""
+    if path:
+        with contextlib.suppress(OSError):
+            faulthandler.register(wire.STACKS_SIGNAL, file=open(path, "w"), all_threads=True)  # noqa: SIM115
 
 
 def _instrument(session: Session) -> None:

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keepstep_worker import codec, fit_state
+from keepstep_worker import wire as wires
 from keepstep_worker.session import RestoreError
 from keepstep_worker.slab import LOCAL, REPLICATED, SlabView, Tensor, size_bytes
 from keepstep_worker.training import POSITION, PYTHON, Flavour, Position, Training
@@ -166,6 +167,7 @@ class Fit:
 
     def on_epoch_begin(self, call: Callable[[], None], epoch: int, logs: Any = None) -> None:
         call()
+        self.training.session.turn_to(wires.PHASE_EPOCH)
         self._epoch, self._batch, self._expects_batches = epoch, 0, True
         self._read_begun_ns = time.monotonic_ns()
         if self.resume is not None and self.resume.batch:
@@ -180,6 +182,7 @@ class Fit:
     def on_train_batch_end(self, call: Callable[[], None], batch: int, logs: Any = None) -> None:
         if self._reading:
             return
+        self.training.session.turn_to(wires.PHASE_PAUSED)
         call()
         trained = min(batch + 1, self._batches or batch + 1)
         self.training.step += trained - self._batch
@@ -198,9 +201,11 @@ class Fit:
 
     def on_test_batch_begin(self, call: Callable[[], None], batch: int, logs: Any = None) -> None:
         self.training.session.hold()
+        self.training.session.turn_to(wires.PHASE_EVALUATING)
         call()
 
     def on_test_end(self, call: Callable[[], None], logs: Any = None) -> None:
+        self.training.session.turn_to(wires.PHASE_PAUSED)
         call()
         self._held = {}
 

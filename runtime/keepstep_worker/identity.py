@@ -28,6 +28,7 @@ class Identity:
         batch: what a smaller world does with the batch: "keep_global" or "keep_local".
         parent_pid: the agent; 0 where it was not said.
         failure_file: where the first error goes; "" for nowhere.
+        stacks_file: where the threads' stacks go when they are asked for; "" for nowhere.
         instrument: "auto" or "off".
     """
 
@@ -40,6 +41,7 @@ class Identity:
     instrument: str = "auto"
     full_world: int = 0
     batch: str = KEEP_GLOBAL
+    stacks_file: str = ""
 
 
 def is_worker(environ: Mapping[str, str] = os.environ) -> bool:
@@ -70,6 +72,7 @@ def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
         instrument=environ.get("KEEPSTEP_INSTRUMENT", "auto"),
         full_world=number("KEEPSTEP_FULL_WORLD", 0),
         batch=batch,
+        stacks_file=environ.get("KEEPSTEP_STACKS_FILE", ""),
     )
 
 

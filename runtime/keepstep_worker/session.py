@@ -178,6 +178,7 @@ class Session:
         start_ns = times.start_ns or self.start_ns
         gradients_ns = times.gradients_ready_ns or probe.gradients_ready_ns(start_ns)
         previous, self.completed_step = self.completed_step, step
+        self._phase = wires.PHASE_JOINED
         self._ring_sequence += 1
         self._wire.append(StepRecord(
             self._ring_sequence, step, start_ns, times.data_ready_ns, gradients_ns, end_ns,
@@ -198,6 +199,14 @@ class Session:
     def hold(self) -> None:
         """Wait where the agent wants it, before something that takes long and is no step."""
         self._hold(self.completed_step + 1)
+
+    def turn_to(self, phase: int) -> None:
+        """Declare what the time until the next step, or (PHASE_EPOCH) that step itself, is spent on.
+
+        Saying it once more is a sign that it gets on.
+        """
+        self._phase = phase
+        self._publish()
 
     def leave_step(self) -> int:
         """Declare that the step which was entered, if any, will not be executed: there was nothing left to do in it.

@@ -31,6 +31,8 @@ PAGE_BYTES = 4096
 RECORD_BYTES = 64
 RING_CAPACITY = 1024
 SLAB_SLOTS = 8
+STACKS_SIGNAL = 34 + 9
+"""SIGRTMIN and nine: on it a worker writes the stacks of its threads to a file."""
 NO_SLAB = -1
 """Stands for "no slab" in a grant or a restore order."""
 
@@ -43,6 +45,12 @@ PHASE_DRAINED = 3
 """The worker sealed the drain step and will never return to the script."""
 PHASE_FINISHED = 4
 """The last known step is done; the script runs on to its end."""
+PHASE_PAUSED = 5
+"""Joined, and in what lies between two steps."""
+PHASE_EVALUATING = 6
+"""Joined, and in an evaluation; each of its batches is published."""
+PHASE_EPOCH = 7
+"""Joined, and in the first step of an epoch, whose data are made ready."""
 
 _HEAD = struct.Struct("<8sIIII")
 _ORDERS = struct.Struct("<QQIIQiIiIQ")

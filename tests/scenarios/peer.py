@@ -20,6 +20,7 @@ from keepstep.core.records import (
     StoredObject,
     UploadRecord,
 )
+from keepstep.core.stalls import Activity, Stall
 
 if TYPE_CHECKING:
     from tests.scenarios.stage import Stage
@@ -37,6 +38,7 @@ class Peer:
         self.failure: Failure | None = None
         self.holds_only: int | None = None
         self.diverges = self.done = False
+        self.stall: Stall | None = None
 
     @property
     def node_id(self) -> str:
@@ -90,6 +92,16 @@ class Peer:
         self.done = True
         self._status()
 
+    def stands_still(self, entered: str, process: str = "S", doing: str = "pause") -> None:
+        """Its worker gives no sign, as its agent has found out by now."""
+        step, completed = int(entered), self.stage.state.completed
+        self.stall = Stall(Activity(doing), self.stage.now, step, completed, process, calls=("train.py:30 callback",))
+        self._status()
+
+    def goes_on(self) -> None:
+        self.stall = None
+        self._status()
+
     def is_interrupted(self) -> None:
         now = self.stage.now
         self._put(RequestRecord(HOST, "sigterm", now, now + 110.0))
@@ -129,7 +141,7 @@ class Peer:
         held = mine[0].held
         if self.holds_only is not None:
             held = tuple(each for each in held if each.step == self.holds_only)
-        failure, self.failure, self.done = self.failure, None, False
+        failure, self.failure, self.done, self.stall = self.failure, None, False, None
         completed = mine[0].completed
         self._put(AckRecord(generation.number, HOST, self.node_id, completed, held, failure))
 
@@ -150,7 +162,7 @@ class Peer:
             standing = Standing.FAILED
         self._put(
             replace(seen, host=HOST, node_id=self.node_id, standing=standing, failure=self.failure,
-                    generation=generation.number)
+                    generation=generation.number, stall=self.stall)
         )  # fmt: skip
 
     def _upload(self, generation: GenerationRecord) -> None:

@@ -28,12 +28,13 @@ from keepstep.core.records import (
 from keepstep.intake.policy import load_policy
 from tests.scenarios.peer import Peer
 from tests.scenarios.telling import tell_turn
+from tests.scenarios.watched import Watched
 
 START = 1_000.0
 LEASE_S = 5.0
 
 
-class Stage:
+class Stage(Watched):
     """A node, what it is surrounded by, and what is out of order there."""
 
     def __init__(self, hosts: int = 2, store: bool = True, knobs: tuple[str, ...] = ()) -> None:
@@ -44,6 +45,7 @@ class Stage:
             etcd_hosts=first_etcd_hosts(names),
             watch="/checkpoints" if any(knob.startswith("checkpoint.watch=") for knob in knobs) else "",
         )  # fmt: skip
+        super().__init__()
         self.now = START
         self.state = initial_state(job, load_policy("default", knobs), self.now)
         self.lines: list[str] = []
@@ -118,6 +120,8 @@ class Stage:
                     self.page.pop(slab, None)
             case a.SampleEntered():
                 self.post(e.EnteredSampled(action.operation, action.worker_id, self.entered))
+            case a.SamplePulse() | a.CollectStacks():
+                self.post(self.look(action))
             case a.WatchAll():
                 self.watches_all = True
                 self.post(self._read())

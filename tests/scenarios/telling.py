@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from keepstep.core import actions as a
 from keepstep.core import events as e
+from keepstep.core.hang import tell
 from keepstep.core.records import AckRecord, GenerationRecord, Record, StatusRecord
 from keepstep.core.state import Decision
 
@@ -45,7 +46,8 @@ def tell_record(record: Record) -> str:
                     text += f" {name}={getattr(record, name)}"
             return text
         case StatusRecord():
-            return f"{record.key} {record.standing.value}"
+            stalled = f" stalled: {tell(record.stall)}" if record.stall is not None else ""
+            return f"{record.key} {record.standing.value}{stalled}"
         case AckRecord():
             return f"{record.key} holds {[held.step for held in record.held]}"
     return record.key

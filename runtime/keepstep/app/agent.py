@@ -33,13 +33,13 @@ from keepstep.app.launching import Launcher, Places, write_failure
 from keepstep.app.members import Members, Site
 from keepstep.app.notices import watch_notices
 from keepstep.app.options import TrainOptions, find_base_dir, parse_train_options
+from keepstep.app.probing import Probing
 from keepstep.app.sampling import Sampler
 from keepstep.app.standing_by import Standbys
 from keepstep.app.storing import Giving, Storing, local_folder
 from keepstep.app.supervisor import Supervisor
 from keepstep.app.trust import Trust, demand_trust_off, trust_of
 from keepstep.app.watching import Watching, watched_folder
-from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.causes import FailureCause
 from keepstep.core.job import JobSpec, first_etcd_hosts
@@ -222,6 +222,9 @@ class Agent:
         await link.open()
         standbys = Standbys(job.host, supervisor.post, self.log)
         sampler = Sampler(link, self._clock, metrics, supervisor.post, standbys.learn)
+        probing = Probing(
+            link, sampler, clock=self._clock, folder=setup.places.output / "stacks", post=supervisor.post, log=self.log
+        )
         launcher = make_launcher(setup, link, standbys, self.log)
         coordination = Coordination(coordinator, job.name, self._clock, supervisor.post, self.log)
         local = local_folder(policy.checkpoint.local, setup.contract)
@@ -234,7 +237,10 @@ class Agent:
         supervisor.post(e.AgentStarted(slabs, seals, int(memo.get("seen_generation", 0))))
         self.log(f"node {job.node_id}, rank table of {len(job.hosts)} hosts, metrics on port {metrics.port}")
         async with asyncio.TaskGroup() as tasks:
-            tools = Tools(coordination, storing, watching, launcher, self._init, metrics, self._clock, self._members)
+            tools = Tools(
+                coordination, storing, watching, launcher, probing, sampler, self._init, metrics, self._clock,
+                self._members,
+            )  # fmt: skip
             executor = Executor(supervisor.post, tasks, tools)
             heard = watch_notices(policy.interruption, storing, self._clock, supervisor.post)
             gpus = watch_gpus(policy, metrics, self.log)
@@ -244,9 +250,7 @@ class Agent:
                 background.append(tasks.create_task(self._trust.keep(coordinator, self._members)))
             if memo.get("lease"):
                 tasks.create_task(coordination.revoke(int(memo["lease"])))
-            code = await supervisor.run(
-                self._perform(executor, sampler), lambda state: self._follow(state, watching, tasks)
-            )
+            code = await supervisor.run(executor.perform, lambda state: self._follow(state, watching, tasks))
             metrics.up(False)
             if self._trust is not None:
                 await self._trust.end(supervisor.state, storing.ask)
@@ -258,20 +262,6 @@ class Agent:
         journal.close()
         self.log(f"exit {code}")
         return code
-
-    def _perform(self, executor: Executor, sampler: Sampler) -> Callable[[a.Action], None]:
-        """The hands, with the sampler told whom it samples."""
-        orders: a.WriteOrders | None = None
-
-        def perform(action: a.Action) -> None:
-            nonlocal orders
-            if isinstance(action, a.WriteOrders):
-                orders = action
-            elif isinstance(action, a.StartWorker):
-                sampler.begin(action.worker_id, action.rank, orders.restore_slab if orders is not None else -1)
-            executor.perform(action)
-
-        return perform
 
     def _follow(self, state: State, watching: Watching, tasks: asyncio.TaskGroup) -> None:
         """After each turn: init learns the lease's deadline, and what the next agent is to know."""

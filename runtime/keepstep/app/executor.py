@@ -20,6 +20,8 @@ from keepstep.adapters.worker_link import WorkerLink
 from keepstep.app.coordination import Coordination
 from keepstep.app.launching import Launcher
 from keepstep.app.members import Members
+from keepstep.app.probing import Probing
+from keepstep.app.sampling import Sampler
 from keepstep.app.storing import Storing
 from keepstep.app.watching import Watching
 from keepstep.core import actions as a
@@ -46,6 +48,8 @@ class Tools:
     storing: Storing
     watching: Watching
     launcher: Launcher
+    probing: Probing
+    sampler: Sampler
     init: InitLink
     metrics: MetricsSink
     clock: Clock
@@ -60,6 +64,7 @@ class Executor:
         self._post, self._tasks = post, tasks
         self._launcher, self._storing, self._metrics = tools.launcher, tools.storing, tools.metrics
         self._init, self._clock, self._members = tools.init, tools.clock, tools.members
+        self._sampler, self._restore_slab = tools.sampler, -1
         self._link: WorkerLink = tools.launcher.link
         coordination, storing, watching = tools.coordination, tools.storing, tools.watching
         self._processes = ProcessHost(self._exited)
@@ -76,6 +81,8 @@ class Executor:
             a.SignalWorker: lambda x: self._processes.signal(x.worker_id, x.signal),
             a.WriteOrders: self._order,
             a.SampleEntered: self._sample_entered,
+            a.SamplePulse: tools.probing.pulse,
+            a.CollectStacks: lambda x: self._spawn(tools.probing.collect(x, self._launcher.stacks_file(x.worker_id))),
             a.AllocateSlabs: lambda x: self._in_slab_lane(self._allocate(x)),
             a.HandSlabs: lambda x: self._in_slab_lane(self._hand(x)),
             a.DropSlabs: lambda x: self._in_slab_lane(self._drop(x)),
@@ -131,6 +138,7 @@ class Executor:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def _start(self, action: a.StartWorker) -> None:
+        self._sampler.begin(action.worker_id, action.rank, self._restore_slab)
         try:
             process = self._launcher.start(action, self._processes)
         except OSError as error:
@@ -163,6 +171,7 @@ class Executor:
             exit_code=status.exit_code,
             signal=status.signal,
             error=read_first_error(self._launcher.error_file(worker_id)),
+            out_of_memory=status.out_of_memory,
             entered=progress.entered_step,
             completed=progress.completed_step,
             seals=self._seals(),
@@ -174,6 +183,7 @@ class Executor:
         return tuple(seal_event(seal) for seal in self._link.seals())
 
     def _order(self, action: a.WriteOrders) -> None:
+        self._restore_slab = action.restore_slab
         self._link.order(
             generation=action.generation,
             hold=int(action.hold),

@@ -57,12 +57,16 @@ class Launcher:
             OSError: the command can not be started.
         """
         self.error_file(action.worker_id).unlink(missing_ok=True)
+        self.stacks_file(action.worker_id).unlink(missing_ok=True)
         fds, wire_environment, handed_over = self.link.prepare(action.worker_id)
-        failure_file = {"KEEPSTEP_FAILURE_FILE": str(self.error_file(action.worker_id))}
+        files = {
+            "KEEPSTEP_FAILURE_FILE": str(self.error_file(action.worker_id)),
+            "KEEPSTEP_STACKS_FILE": str(self.stacks_file(action.worker_id)),
+        }
         spec = WorkerSpec(
             worker_id=action.worker_id,
             argv=action.command,
-            env=self._whole(dict(action.environment) | wire_environment | failure_file),
+            env=self._whole(dict(action.environment) | wire_environment | files),
             prefix=f"[{self._host} rank {action.rank}] ",
             cwd=str(self._code_dir),
             pass_fds=fds,
@@ -94,6 +98,10 @@ class Launcher:
     def error_file(self, worker_id: str) -> Path:
         """Where a worker writes its first error."""
         return self._errors / f"{worker_id}.json"
+
+    def stacks_file(self, worker_id: str) -> Path:
+        """Where a worker writes its stacks when it is asked to."""
+        return self._errors / f"{worker_id}.stacks"
 
     def write_failure(self, text: str) -> None:
         """Write the failure file; what matters first, since the platform shows 1,024 bytes."""

@@ -8,8 +8,10 @@ from keepstep.adapters.clock import Clock, sleep
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.core import events as e
 from keepstep.core.events import Event, SlabSeal
+from keepstep.core.stalls import Activity
 from keepstep.ports import MetricsSink
-from keepstep_worker.wire import StepRecord
+from keepstep_worker import wire as wires
+from keepstep_worker.wire import Progress, StepRecord
 
 FIRST_EVERY_S = 0.2
 """Until the first step is seen: a recovery ends with it."""
@@ -32,17 +34,17 @@ class Sampler:
         self._stepped = False
         self._seal = 0
         self._restore = -1
+        self._in_a_loop = False
+        self._seen = Progress()
+        self._seen_at = self._silent_s = 0.0
 
     def begin(self, worker_id: str, rank: int, restore_slab: int) -> None:
         """A worker is about to start."""
         self._worker_id, self._rank, self._stepped = worker_id, rank, False
-        self._restore = restore_slab
+        self._restore, self._in_a_loop = restore_slab, False
+        self._seen, self._seen_at, self._silent_s = Progress(), self._clock.now(), 0.0
         self._seal = max((seal.sequence for seal in self._link.seals()), default=0)
         self._metrics.forget_ranks()
-
-    def end(self) -> None:
-        """The worker is gone."""
-        self._worker_id = ""
 
     async def run(self) -> None:
         """Sample at the pace that the worker's progress asks for. Never ends."""
@@ -61,6 +63,7 @@ class Sampler:
                     self._link.hand(worker_id, (self._restore,))
                 self._post(e.WorkerHello(worker_id))
             case "joined":
+                self._in_a_loop = message.get("how") == "loop"
                 self._post(e.WorkerJoined(worker_id, str(message.get("how"))))
             case "imported" | "unfit":
                 self._learn(worker_id, message)
@@ -76,6 +79,7 @@ class Sampler:
         self._look_at_seals()
         records, _ = self._link.records()
         progress = self._link.progress()
+        self._listen(progress)
         if not records:
             return
         if not self._stepped:
@@ -93,6 +97,17 @@ class Sampler:
             own_work_s, wait_s, data_wait_s = split
             self._metrics.step_split(self._rank, own_work_s=own_work_s, wait_s=wait_s, data_wait_s=data_wait_s)
 
+    def pulse(self) -> tuple[Activity, float]:
+        """What the worker is about, and for how many seconds of looking it has published nothing."""
+        return activity_of(self._seen, self._stepped, self._in_a_loop), self._silent_s
+
+    def _listen(self, progress: Progress) -> None:
+        """Whatever a worker publishes, it does on the path of its steps. Time in which nobody looked does not count."""
+        now = self._clock.now()
+        looked_s, self._seen_at = min(now - self._seen_at, 2 * EVERY_S), now
+        self._silent_s = self._silent_s + looked_s if progress == self._seen else 0.0
+        self._seen = progress
+
     def _look_at_seals(self) -> None:
         for seal in sorted(self._link.seals(), key=lambda seal: seal.sequence):
             if seal.sequence > self._seal:
@@ -100,6 +115,22 @@ class Sampler:
                 self._metrics.snapshot(self._link.progress().snapshot_ns / 1e9)
                 known = SlabSeal(seal.slab, seal.step, seal.sequence, seal.size_bytes)
                 self._post(e.SnapshotSealed(self._worker_id, known))
+
+
+def activity_of(progress: Progress, stepped: bool, in_a_loop: bool) -> Activity:
+    """What a worker is about by what it published; a loop of the script's own may evaluate within a step."""
+    if progress.phase in (wires.PHASE_NONE, wires.PHASE_HELLO):
+        return Activity.START
+    if progress.phase in (wires.PHASE_FINISHED, wires.PHASE_DRAINED):
+        return Activity.FINISHED
+    if not stepped:
+        return Activity.FIRST_STEP
+    if progress.phase == wires.PHASE_EVALUATING:
+        return Activity.EVALUATION
+    if progress.phase == wires.PHASE_EPOCH:
+        return Activity.EPOCH
+    between = progress.phase == wires.PHASE_PAUSED or progress.entered_step == progress.completed_step
+    return Activity.PAUSE if between or in_a_loop else Activity.STEP
 
 
 def mean_step_s(records: Sequence[StepRecord]) -> float:

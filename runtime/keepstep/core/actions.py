@@ -115,6 +115,24 @@ class SampleEntered:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplePulse:
+    """Look at what a worker is about, and for how long it has shown no sign."""
+
+    operation: str
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CollectStacks:
+    """Find out what a worker that stands still is doing, and keep the stacks of its threads with the job's output."""
+
+    operation: str
+    worker_id: str
+    generation: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class AllocateSlabs:
     """Make slabs of this size, have init keep them, and hand them to the worker."""
 
@@ -310,4 +328,5 @@ Action = (
     | AllocateSlabs | HandSlabs | DropSlabs | ClearSeal | VerifySlab | UploadSnapshot | CommitCheckpoint | ReadHead
     | FetchSnapshot | SweepStore | Report | WriteFailure | ForgetRecords | JoinEtcd | UseEtcd
     | WatchAll | CompareReplicas | KeepFiles | SettleFiles | PutBackFiles | StartStandby
+    | SamplePulse | CollectStacks
 )  # fmt: skip

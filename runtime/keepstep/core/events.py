@@ -10,6 +10,8 @@ from keepstep.core.files_events import FilesKept as FilesKept
 from keepstep.core.files_events import FilesPutBack as FilesPutBack
 from keepstep.core.files_events import FilesSettled as FilesSettled
 from keepstep.core.files_events import FilesStuck as FilesStuck
+from keepstep.core.hang_events import PulseSampled as PulseSampled
+from keepstep.core.hang_events import StacksCollected as StacksCollected
 from keepstep.core.records import Record, StoredObject
 
 
@@ -384,6 +386,6 @@ Event = (
     | FirstStepCompleted | StepsSampled | LayoutAnnounced | SnapshotSealed | SnapshotVerified | SnapshotBad
     | SnapshotUploaded | ReplicasCompared | CheckpointCommitted | CommitRefused | HeadRead | StoreRefused
     | SnapshotFetched | CheckpointCorrupt | EtcdJoined | EnteredSampled | WorkerExited | InterruptionNoticed
-    | TimerFired | WorkerImported | StandbyReady | StandbyGone
+    | TimerFired | PulseSampled | StacksCollected | WorkerImported | StandbyReady | StandbyGone
     | FilesCopied | FilesSettled | FilesKept | FilesPutBack | FilesStuck
 )  # fmt: skip

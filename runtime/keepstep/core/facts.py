@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from keepstep.core.events import Head, SlabSeal
+from keepstep.core.stalls import Activity, Stall
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One process of this host, from the order to start it until its exit was reported."""
+    """One process of this host, from the order to start it until its exit was reported.
+
+    Attributes:
+        activity: what it was last known to be about; `sign_at`: when it last showed that it gets on.
+        looked_at: when it was last looked at because it did not; `stall` is what was found.
+        slow_s: what the slowest of its recent steps took.
+    """
 
     worker_id: str
     generation: int
@@ -33,6 +40,11 @@ class Worker:
     signalled_at: float | None = None
     stepped: bool = False
     standby: str = ""
+    activity: Activity = Activity.START
+    sign_at: float = 0.0
+    looked_at: float = 0.0
+    stall: Stall | None = None
+    slow_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ protocol: propose when the world is broken, settle when all members have acknowl
 
 from __future__ import annotations
 
-from keepstep.core import distrust, elastic, files, leaving, pausing, saving
+from keepstep.core import distrust, elastic, files, hang, leaving, pausing, saving
 from keepstep.core.actions import ReadHead, WatchAll
 from keepstep.core.causes import FailureCause
 from keepstep.core.events import HeadRead
@@ -69,6 +69,8 @@ def why_broken(turn: Turn, generation: GenerationRecord) -> Reason | None:
         return Reason.NODE_LOST if lost else Reason.NODE_REPLACED
     if tally.failed:
         return Reason.WORKER_FAILED
+    if hang.hangs(turn, generation):
+        return Reason.WORLD_HANGS
     if saving.drain_is_late(turn, generation):
         return Reason.DRAIN_TOO_SLOW
     return Reason(generation.pause) if not turn.interrupted and pausing.is_over(turn, generation) else None
@@ -80,6 +82,8 @@ def failures_seen(turn: Turn, generation: GenerationRecord) -> tuple[Failure, ..
     statuses = statuses_of(turn, generation)
     found += [status.failure for status in statuses.values() if status.failure is not None]
     if generation.phase is Phase.READY:
+        if hang.hangs(turn, generation):
+            found += hang.failures_of(generation, statuses)
         nodes = turn.state.cluster.nodes
         for rank, member in enumerate(generation.members):
             step = statuses[member.host].step if member.host in statuses else 0

@@ -19,6 +19,7 @@ from keepstep.core.quantities import (
     RateOrOff,
     RestartBudget,
     Seconds,
+    SecondsAutoOrOff,
     StepsOrAuto,
     StepsOrOff,
     parse_folder,
@@ -137,6 +138,35 @@ class Restart(_Section):
     same_step: int = knob(
         3, "The same first error at the same step this often ends the job.", unit="count",
         failure="a bug of the script that no restart heals", ge=2, le=100, strict=True,
+    )  # fmt: skip
+
+
+class Hang(_Section):
+    """When a world that does not get on is restarted; only of training that reports its steps."""
+
+    deadline: SecondsAutoOrOff = knob(
+        "auto", "Longest silence of a worker between two steps: a duration, off, or auto (by this world's own steps).",
+        unit="duration", failure="a worker that hangs, which the others wait for without end",
+    )  # fmt: skip
+    factor: float = knob(
+        10.0, "For auto: so many times the slowest of the recent steps.", unit="ratio",
+        failure="steps of which some take far longer than others", ge=2.0, le=1000.0, strict=True,
+    )  # fmt: skip
+    floor: Seconds = knob(
+        60.0, "A step is never given less than this.", unit="duration", failure="a step that something holds up", ge=1,
+        le=86400,
+    )  # fmt: skip
+    first_step: Seconds = knob(
+        1200.0, "Nor the start of a worker: import, restore, tracing and compiling, the first step.", unit="duration",
+        failure="a compiler that takes its time", ge=1, le=86400,
+    )  # fmt: skip
+    data: Seconds = knob(
+        600.0, "Nor the first step of an epoch, whose data are made ready.", unit="duration",
+        failure="a shuffle buffer that is filled anew", ge=1, le=86400,
+    )  # fmt: skip
+    pause: Seconds = knob(
+        1200.0, "Nor what lies between two steps: callbacks, checkpoints, each batch of an evaluation.",
+        unit="duration", failure="a checkpoint that takes its time", ge=1, le=86400,
     )  # fmt: skip
 
 
@@ -334,6 +364,7 @@ class Policy(_Section):
         "What to do about a cause: restart, stop, or exit with 76; the first rule that matches holds.",
         unit="list of rules", failure="a failure that a restart would hide or repeat", max_length=50,
     )  # fmt: skip
+    hang: Hang = Hang()
     elastic: Elastic = Elastic()
     checkpoint: Checkpoint = Checkpoint()
     interruption: Interruption = Interruption()

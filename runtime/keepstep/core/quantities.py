@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
@@ -163,6 +163,23 @@ def show_rate(bytes_per_s: float | None) -> str:
     return "off" if bytes_per_s is None else f"{bytes_per_s / _BYTES['MB']:.6f}".rstrip("0").rstrip(".") + "MB/s"
 
 
+def parse_deadline(value: object) -> str | float:
+    """Seconds, or a word that stands for some or none.
+
+    Raises:
+        ValueError: it is neither, or less than a second.
+    """
+    if isinstance(value, float) or value in ("auto", "off"):
+        return value
+    try:
+        seconds = parse_seconds(value)
+    except ValueError:
+        seconds = 0.0
+    if seconds < 1.0:
+        raise ValueError("auto, off, or a duration of 1s or more as 2min")
+    return seconds
+
+
 def parse_folder(value: str) -> str:
     """A folder: a word that stands for one or none, or an absolute path."""
     if value not in ("auto", "off") and (not value.startswith("/") or "\0" in value):
@@ -175,6 +192,12 @@ Seconds = Annotated[
     BeforeValidator(parse_seconds),
     PlainSerializer(show_seconds, return_type=str),
     WithJsonSchema({"type": "string", "pattern": rf"^{_NUMBER} ?{_UNIT}$"}),
+]
+SecondsAutoOrOff = Annotated[
+    Literal["auto", "off"] | float,
+    BeforeValidator(parse_deadline),
+    PlainSerializer(lambda value: show_seconds(value) if isinstance(value, float) else value, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": rf"^(auto|off|{_NUMBER} ?{_UNIT})$"}),
 ]
 Budget = Annotated[
     RestartBudget,

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from keepstep.core.causes import FailureCause
+from keepstep.core.stalls import Stall
 
 
 class Phase(StrEnum):
@@ -243,6 +244,7 @@ class StatusRecord:
         step: newest completed step, refreshed every other second.
         sealed: newest step that is sealed in a slab.
         snapshot_cost_ratio: time of the last snapshot over the time of a step, 0 where unknown.
+        stall: its worker does not get on; None while it does.
     """
 
     host: str
@@ -254,6 +256,7 @@ class StatusRecord:
     step: int = 0
     sealed: int = 0
     snapshot_cost_ratio: float = 0.0
+    stall: Stall | None = None
     kind: Literal["status"] = "status"
 
     @property

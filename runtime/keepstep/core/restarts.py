@@ -19,6 +19,11 @@ _EXIT_CODES = {
     FailureCause.GPU_FAULT: ExitCode.HARDWARE,
 }
 
+_OUT_OF_MEMORY = frozenset({"MemoryError", "ResourceExhaustedError"})
+"""Python's own, and TensorFlow's of a device."""
+
+_KILLED = 128 + 9
+
 _OF_THE_PLATFORM = frozenset(
     {FailureCause.AGENT_LOST, FailureCause.HOST_LOST, FailureCause.LEASE_LOST, FailureCause.STORE}
 )
@@ -47,7 +52,7 @@ def classify_exit(host: str, rank: int, event: WorkerExited) -> Failure:
     error = event.error
     if error is not None and error.victim:
         cause = FailureCause.PEER
-    elif event.out_of_memory:
+    elif event.out_of_memory or (error is not None and error.error_type in _OUT_OF_MEMORY):
         cause = FailureCause.OUT_OF_MEMORY
     elif event.signal is not None:
         cause = FailureCause.KILLED
@@ -81,6 +86,8 @@ def exit_code_of(failure: Failure) -> int:
         return failure.exit_code
     if failure.signal is not None:
         return 128 + failure.signal
+    if failure.cause is FailureCause.HANG:  # it had to be killed
+        return _KILLED
     return int(_EXIT_CODES.get(failure.cause, ExitCode.BUG))
 
 
@@ -126,5 +133,5 @@ def describe(failure: Failure) -> str:
         how = f" by signal {failure.signal}"
     elif failure.exit_code is not None:
         how = f" with exit code {failure.exit_code}"
-    error = f": {failure.error_type}: {failure.message}" if failure.error_type else ""
-    return f"{failure.cause.value} on {where} at step {failure.step}{how}{error}"
+    what = [f"{failure.cause.value} on {where} at step {failure.step}{how}", failure.error_type, failure.message]
+    return ": ".join(filter(None, what))

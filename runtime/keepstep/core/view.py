@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from keepstep.core.job import port_from
 from keepstep.core.records import (
@@ -50,6 +50,7 @@ class Tally:
     Attributes:
         gone: members whose node is not there, or is another one.
         failed: members whose worker failed in this generation; `done` those whose worker exited with 0.
+        stalled: members whose worker does not get on; `stalled_in_training` those of them that report steps.
         costliest: the largest share of training time that a snapshot takes if one is taken at each step.
         missed: shares of checkpoints that members could not upload.
     """
@@ -58,6 +59,8 @@ class Tally:
     gone: int = 0
     failed: int = 0
     done: int = 0
+    stalled: int = 0
+    stalled_in_training: int = 0
     costliest: float = 0.0
     missed: int = 0
 
@@ -101,11 +104,18 @@ def with_status(cluster: Cluster, host: str, seen: Seen[StatusRecord] | None) ->
     new_cluster = evolve(cluster, statuses=statuses)
     if old == new:
         return new_cluster
-    costliest = max(tally.costliest, new[2])
-    if new[2] < old[2] == tally.costliest:
-        costliest = max((_counted(cluster, each)[2] for each in statuses.values()), default=0.0)
-    failed, done = tally.failed + new[0] - old[0], tally.done + new[1] - old[1]
-    return evolve(new_cluster, tally=evolve(tally, failed=failed, done=done, costliest=costliest))
+    costliest = max(tally.costliest, new.cost)
+    if new.cost < old.cost == tally.costliest:
+        costliest = max((_counted(cluster, each).cost for each in statuses.values()), default=0.0)
+    tally = evolve(
+        tally,
+        failed=tally.failed + new.failed - old.failed,
+        done=tally.done + new.done - old.done,
+        stalled=tally.stalled + new.stalled - old.stalled,
+        stalled_in_training=tally.stalled_in_training + new.in_training - old.in_training,
+        costliest=costliest,
+    )
+    return evolve(new_cluster, tally=tally)
 
 
 def with_upload(cluster: Cluster, key: str, seen: Seen[UploadRecord] | None) -> Cluster:
@@ -140,9 +150,11 @@ def _with_another(cluster: Cluster, seen: Seen[GenerationRecord] | None) -> Clus
     tally = Tally(
         number,
         gone=sum(_lacks(new, host) for host in new.members),
-        failed=sum(each[0] for each in counted),
-        done=sum(each[1] for each in counted),
-        costliest=max((each[2] for each in counted), default=0.0),
+        failed=sum(each.failed for each in counted),
+        done=sum(each.done for each in counted),
+        stalled=sum(each.stalled for each in counted),
+        stalled_in_training=sum(each.in_training for each in counted),
+        costliest=max((each.cost for each in counted), default=0.0),
         missed=sum(1 for each in uploads.values() if _missed(each)),
     )
     return evolve(new, tally=tally)
@@ -158,14 +170,31 @@ def _lacks(cluster: Cluster, host: str) -> int:
     return 0 if wanted is None or (seen is not None and seen.record.node_id == wanted) else 1
 
 
-def _counted(cluster: Cluster, seen: Seen[StatusRecord] | None) -> tuple[int, int, float]:
-    """Whether it failed, whether it is done, and what its snapshots cost; nothing where it is no member's word."""
+class _Counted(NamedTuple):
+    """What one member adds to the tally."""
+
+    failed: int = 0
+    done: int = 0
+    stalled: int = 0
+    in_training: int = 0
+    cost: float = 0.0
+
+
+def _counted(cluster: Cluster, seen: Seen[StatusRecord] | None) -> _Counted:
+    """What a status adds; nothing where it is no member's word."""
     if seen is None or seen.record.generation != cluster.tally.generation:
-        return 0, 0, 0.0
-    if cluster.members.get(seen.record.host) != seen.record.node_id:
-        return 0, 0, 0.0
-    standing = seen.record.standing
-    return int(standing is Standing.FAILED), int(standing is Standing.DONE), seen.record.snapshot_cost_ratio
+        return _Counted()
+    status = seen.record
+    if cluster.members.get(status.host) != status.node_id:
+        return _Counted()
+    stalled = status.standing is Standing.RUNNING and status.stall is not None
+    return _Counted(
+        int(status.standing is Standing.FAILED),
+        int(status.standing is Standing.DONE),
+        int(stalled),
+        int(stalled and status.stall is not None and status.stall.joined),
+        status.snapshot_cost_ratio,
+    )
 
 
 def _missed(seen: Seen[UploadRecord] | None) -> bool:

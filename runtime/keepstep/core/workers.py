@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keepstep.core import files, standby
+from keepstep.core import files, hang, standby
 from keepstep.core.actions import ClearSeal, FetchSnapshot, Measure, Report, StartWorker, StopWorker, WriteOrders
 from keepstep.core.causes import FailureCause
 from keepstep.core.checkpoints import SLABS, free_slab_number, make_room, orders_for, reload_seals
@@ -63,7 +63,9 @@ def start(turn: Turn) -> None:
     worker_id = f"{state.job.node_id}.{state.spawns}"
     step = 0 if resume is None else resume.step
     taken = standby.take(turn)
-    worker = Worker(worker_id, generation.number, rank, turn.now, entered=step, completed=step, standby=taken)
+    worker = Worker(
+        worker_id, generation.number, rank, turn.now, entered=step, completed=step, standby=taken, sign_at=turn.now
+    )
     _clear_seals(turn, step)
     turn.set(spawned=generation.number, spawns=state.spawns + 1, workers=(worker,), completed=step, trained_rank=rank)
     turn.set(restore=None if slab is None or slab.seal is None else (slab.slab, slab.seal.step))
@@ -133,7 +135,7 @@ def report_status(turn: Turn) -> None:
         return
     # that a worker runs is what a generation that is ready says already
     known = _news_of(seen.record) if seen is not None else ()
-    if _news_of(status) in (known, (status.node_id, generation.number, Standing.RUNNING, None, -1)):
+    if _news_of(status) in (known, (status.node_id, generation.number, Standing.RUNNING, None, -1, None)):
         due_at = max(state.status_at, state.ready_at) + _STATUS_EVERY_S
         if turn.now < due_at:
             turn.wake(due_at)
@@ -144,7 +146,7 @@ def report_status(turn: Turn) -> None:
 
 def _news_of(status: StatusRecord) -> tuple[object, ...]:
     """What others wait to hear; the rest is progress."""
-    return status.node_id, status.generation, status.standing, status.failure, status.entered
+    return status.node_id, status.generation, status.standing, status.failure, status.entered, status.stall
 
 
 def _status(turn: Turn, generation: GenerationRecord) -> StatusRecord:
@@ -170,6 +172,7 @@ def _status(turn: Turn, generation: GenerationRecord) -> StatusRecord:
         state.completed,
         max((s.seal.step for s in state.slabs if s.seal is not None), default=0),
         round(ratio, 4),
+        worker.stall if worker is not None and standing is Standing.RUNNING else None,
     )
 
 
@@ -199,6 +202,7 @@ def on_worker_joined(turn: Turn, event: WorkerJoined) -> None:
     if _known(turn, event.worker_id) is None:
         return
     turn.set_worker(event.worker_id, joined=True)
+    hang.sign(turn, event.worker_id)
     turn.set(files=evolve(turn.state.files, heard=True))
     recovery = turn.state.recovery
     if recovery is not None and not recovery.joined_at:
@@ -210,6 +214,7 @@ def on_worker_restored(turn: Turn, event: WorkerRestored) -> None:
     if _known(turn, event.worker_id) is None:
         return
     turn.set_worker(event.worker_id, restored=True)
+    hang.sign(turn, event.worker_id)
     turn.because(Reason.WORKER_RESTORED, f"step {event.step}")
     recovery = turn.state.recovery
     if recovery is not None and not recovery.restored_at:
@@ -222,6 +227,7 @@ def on_first_step(turn: Turn, event: FirstStepCompleted) -> None:
     if worker is None:
         return
     turn.set_worker(event.worker_id, stepped=True, completed=max(event.step, worker.completed))
+    hang.sign(turn, event.worker_id)
     if worker.standby:
         standby.proven(turn)
     turn.because(Reason.FIRST_STEP, f"step {event.step}")
@@ -262,6 +268,7 @@ def on_steps_sampled(turn: Turn, event: StepsSampled) -> None:
         step_s=event.step_s,
         snapshot_s=event.snapshot_s,
     )
+    hang.sign(turn, event.worker_id, event.step_s)
     turn.set(completed=max(event.completed, turn.state.completed))
 
 

@@ -64,6 +64,9 @@ class Checkers:
         if record.restarts > restarts and record.root is None:
             self.violation(f"planned stop counted as a restart in generation {record.number}")
         root = record.root
+        if root is not None and root.cause is FailureCause.HANG:
+            if not any(worker_id.startswith(f"{root.host}-") for worker_id in self.world.hung):
+                self.violation(f"a hang on {root.host} in generation {record.number}, where nothing hangs")
         if root is not None and root.cause in _OF_A_WORKER:
             if all(abs(at - root.at) > 1.0 for at in self._unplanned.get(root.host, [])):
                 self.violation(f"planned stop on {root.host} taken for a failure in generation {record.number}")

@@ -173,6 +173,16 @@ def _worker_frozen(world: World, random: Random) -> bool:
     return True
 
 
+def _worker_hangs(world: World, random: Random) -> bool:
+    """Some rank enters no further step; the others wait for it, and would for ever."""
+    worker = _a_worker(world, random)
+    if worker is None or random.random() < 0.5 or worker.completed >= world.last_step:
+        return False
+    worker.hangs = True
+    world.hung.add(worker.spec.worker_id)
+    return True
+
+
 def _replica_diverges(world: World, random: Random) -> bool:
     """A bit flips in one replica; what it seals from now on is not what the others seal."""
     worker = _a_worker(world, random)
@@ -266,6 +276,7 @@ FAULTS = (
     Fault("script_returns", _script_returns),
     Fault("script_bug", _script_bug),
     Fault("worker_frozen", _worker_frozen),
+    Fault("worker_hangs", _worker_hangs),
     Fault("replica_diverges", _replica_diverges),
     Fault("torn_snapshot", _torn_snapshot),
     Fault("checkpoint_rots", _checkpoint_rots),

@@ -12,6 +12,7 @@ from keepstep.core.decide import decide, initial_state
 from keepstep.core.job import JobSpec
 from keepstep.core.records import OF_NODES_KEYS, Phase, Record
 from keepstep.core.state import State
+from keepstep.simulation.probing import probe
 from keepstep.simulation.shelf import Shelf
 from keepstep.simulation.uploader import SimUploader
 from keepstep.simulation.worker import SimWorker, stand_by
@@ -229,9 +230,8 @@ class SimHost:
                     self.shelf.seals.pop(slab, None)
             case a.ClearSeal():
                 self.shelf.seals.pop(action.slab, None)
-            case a.SampleEntered():
-                if self.worker is not None:
-                    self.post(e.EnteredSampled(action.operation, action.worker_id, self.worker.entered), 0.002)
+            case a.SampleEntered() | a.SamplePulse() | a.CollectStacks():
+                probe(self, action)
             case _:
                 self.uploader.perform(action)
 

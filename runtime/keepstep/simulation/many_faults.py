@@ -135,7 +135,7 @@ def _cordon(world: ManyWorld, random: Random) -> bool:
 
 _ALSO = (
     "worker_killed", "script_raises", "agent_killed", "uploader_killed", "agent_frozen", "slow_messages",
-    "store_outage", "watch_stutters",
+    "store_outage", "watch_stutters", "worker_hangs",
 )  # fmt: skip
 
 MANY_FAULTS = (

@@ -60,6 +60,7 @@ class World:
         self.interrupted_at: float | None = None
         self.interrupted: set[str] = set()
         self.bug_at_step = -1
+        self.hung: set[str] = set()
         self.snapshot_s = self.random.choice((0.001, 0.02, 0.04))
         self.fired: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()

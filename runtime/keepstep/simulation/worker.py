@@ -24,7 +24,12 @@ def stand_by(host: SimHost, standby_id: str) -> None:
 
 
 class SimWorker:
-    """One worker process of a world of `size` ranks; alive until it dies, exits or is killed."""
+    """One worker process of a world of `size` ranks; alive until it dies, exits or is killed.
+
+    Attributes:
+        hangs: it enters no step any more.
+        moved_at: when it last got on, on the world's clock.
+    """
 
     def __init__(self, host: SimHost, spec: a.StartWorker, random: Random) -> None:
         self.host, self.spec, self.random = host, spec, random
@@ -32,7 +37,8 @@ class SimWorker:
         self.frozen_until = 0.0
         self.entered = self.completed = 0
         self.size = int(dict(spec.environment)["KEEPSTEP_WORLD_SIZE"])
-        self._held = self._stepped = False
+        self._held = self.stepped = self.hangs = False
+        self.moved_at = host.world.clock.now
         self._sealed = -1
         host.post(e.WorkerStarted(spec.worker_id, 1))
         host.post(e.WorkerImported(spec.worker_id, "tensorflow"), 0.5)
@@ -66,6 +72,7 @@ class SimWorker:
 
     def _join(self) -> None:
         self.joined = True
+        self.moved_at = self.host.world.clock.now
         orders = self.host.shelf.orders
         step = 0
         if orders is not None and orders.restore_slab >= 0:
@@ -98,6 +105,9 @@ class SimWorker:
             self.alive = False
             self.host.exited(self, exit_code=0)
             return
+        if self.hangs:
+            return
+        self.moved_at = world.clock.now
         step = self.completed + 1
         self.entered = max(self.entered, step)
         orders = self._orders()
@@ -113,9 +123,10 @@ class SimWorker:
         """All ranks had entered `step`; it is completed."""
         if not self.alive:
             return
-        first = not self._stepped
-        self._stepped = True
+        first = not self.stepped
+        self.stepped = True
         self.completed = step
+        self.moved_at = self.host.world.clock.now
         self.host.world.completed(self, step)
         if first:
             at = self.host.world.clock.now + self.host.skew_s

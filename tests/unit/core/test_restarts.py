@@ -48,6 +48,10 @@ def test_a_victim_that_was_seen_first_is_not_to_blame():
             FailureCause.USER_CODE,
         ),
         (
+            WorkerExited("w", 5.0, exit_code=1, error=FirstError("ResourceExhaustedError", "", 4.0, 3, False)),
+            FailureCause.OUT_OF_MEMORY,
+        ),
+        (
             WorkerExited(
                 "w", 5.0, signal=9, out_of_memory=True, error=FirstError("UnavailableError", "", 4.0, 3, True)
             ),
@@ -167,7 +171,8 @@ def test_a_verdict_never_charges_more_than_one_failure(found):
 def test_a_failure_is_told_in_one_line():
     told = describe(a_failure(exit_code=1))
     assert told == "user_code on algo-1 rank 0 at step 7 with exit code 1: ValueError: bad"
-    assert describe(replace(a_failure(exit_code=None, signal=9), error_type="")).endswith("at step 7 by signal 9")
-    assert describe(a_failure(cause=FailureCause.HOST_LOST, rank=-1, exit_code=None, error_type="")) == (
-        "host_lost on algo-1 at step 7"
-    )
+    killed = replace(a_failure(exit_code=None, signal=9), error_type="", message="")
+    assert describe(killed).endswith("at step 7 by signal 9")
+    lost = a_failure(cause=FailureCause.HOST_LOST, rank=-1, exit_code=None, error_type="")
+    assert describe(replace(lost, message="")) == "host_lost on algo-1 at step 7"
+    assert describe(replace(lost, message="gone")) == "host_lost on algo-1 at step 7: gone"

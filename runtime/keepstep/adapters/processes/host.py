@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from keepstep import kernel
+from keepstep.adapters.processes.oom import OomKills
 from keepstep.adapters.processes.output import LineSink, OutputPump, standard_sinks
 
 DRAIN_S = 2.0
@@ -52,10 +53,11 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How a worker ended: by a code or by a signal, the other is None."""
+    """How a worker ended: by a code or by a signal, the other is None; `out_of_memory`: the kernel had to kill."""
 
     exit_code: int | None
     signal: int | None
+    out_of_memory: bool = False
 
     def __str__(self) -> str:
         return f"exit code {self.exit_code}" if self.signal is None else f"signal {self.signal}"
@@ -112,6 +114,7 @@ class ProcessHost:
         self._loop = asyncio.get_running_loop()
         self._workers: dict[str, WorkerProcess] = {}
         self._lingering: list[OutputPump] = []
+        self._oom_kills = OomKills()
         self._pidfd = _has_pidfd() if pidfd is None else pidfd
         if not self._pidfd:
             self._loop.add_signal_handler(signal.SIGCHLD, self._look)
@@ -152,6 +155,7 @@ class ProcessHost:
         worker = WorkerProcess(spec.worker_id, process.pid, process, pumps, reported, prefix=prefix, held=spec.held)
         self._workers[spec.worker_id] = worker
         _offer_to_the_oom_killer(worker.pid, spec.oom_score_adj)
+        self._oom_kills.follow(worker.pid)
         if self._pidfd:
             worker.pidfd = os.pidfd_open(worker.pid)
             self._loop.add_reader(worker.pidfd, self._ended, worker)
@@ -239,8 +243,10 @@ class ProcessHost:
         kernel.kill_group(worker.pgid)  # before it is reaped: until then the number is its own
         for pid in _live_kin(worker.pgid):
             kernel.kill(pid)
+        out_of_memory = self._oom_kills.strike(worker.pid)
         code = worker.process.wait()
-        worker.status = ExitStatus(code, None) if code >= 0 else ExitStatus(None, -code)
+        killed = code == -signal.SIGKILL and out_of_memory
+        worker.status = ExitStatus(code, None) if code >= 0 else ExitStatus(None, -code, killed)
         if worker.pidfd >= 0:
             self._loop.remove_reader(worker.pidfd)
             os.close(worker.pidfd)

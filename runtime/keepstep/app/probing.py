@@ -1,0 +1,134 @@
+"""A worker that stands still is looked at before anything is done about it: what is it doing, and since when?"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from keepstep.adapters import stacks
+from keepstep.adapters.clock import Clock, sleep
+from keepstep.adapters.stacks import Thread
+from keepstep.adapters.worker_link import WorkerLink
+from keepstep.app.sampling import Sampler
+from keepstep.core.actions import CollectStacks, SamplePulse
+from keepstep.core.events import Event, PulseSampled, StacksCollected
+from keepstep.core.stalls import Activity, Stall
+from keepstep_worker.wire import STACKS_SIGNAL
+
+_LOOK_S = 0.5
+"""Over so long it is seen whether a process uses its processor."""
+_SPINS = 0.8
+"""Processors in use at the least, where something spins."""
+_CALLS_MAX, _CALL_CHARACTERS_MAX = 6, 120
+_NOT_THE_SCRIPT = ("/site-packages/", "/dist-packages/", "/lib/python", "/keepstep_worker/", "<frozen", "<string>")
+_TENSORFLOW = "/tensorflow/python/"
+
+
+class Probing:
+    """Looks at this host's worker, and keeps the stacks that it finds."""
+
+    def __init__(
+        self,
+        link: WorkerLink,
+        sampler: Sampler,
+        *,
+        clock: Clock,
+        folder: Path,
+        post: Callable[[Event], None],
+        log: Callable[[str], None],
+    ) -> None:
+        """Args: folder: where stacks are kept."""
+        self._link, self._sampler, self._clock = link, sampler, clock
+        self._folder, self._post, self._log = folder, post, log
+
+    def pulse(self, action: SamplePulse) -> None:
+        """Say what the worker is about."""
+        self._sampler.sample()
+        activity, silent_s = self._sampler.pulse()
+        self._post(PulseSampled(action.operation, action.worker_id, activity, silent_s))
+
+    async def collect(self, action: CollectStacks, stacks_file: Path) -> None:
+        """Find out what it is doing.
+
+        Args:
+            action: which worker.
+            stacks_file: where it writes its stacks itself, where that is asked of it.
+        """
+        progress = self._link.progress()
+        since = self._clock.now() - self._sampler.pulse()[1]
+        before = stacks.look(progress.pid)
+        await sleep(_LOOK_S)
+        after = stacks.look(progress.pid)
+        threads, how = await self._stacks(progress.pid, stacks_file)
+        self._sampler.sample()
+        activity, _ = self._sampler.pulse()
+        if self._link.progress() != progress or not progress.pid:
+            self._post(StacksCollected(action.operation, action.worker_id, None))
+            return
+        in_step, calls = read_threads(threads)
+        stall = Stall(
+            activity,
+            round(since, 3),
+            progress.entered_step,
+            progress.completed_step,
+            after.state,
+            in_step,
+            after.cpu_s - before.cpu_s >= _SPINS * _LOOK_S,
+            calls,
+            activity is not Activity.START,
+        )
+        self._post(StacksCollected(action.operation, action.worker_id, stall))
+        # what else there is to know takes longer, and nobody waits for it
+        await self._keep(action, progress.pid, how, threads)
+
+    async def _stacks(self, pid: int, file: Path) -> tuple[tuple[Thread, ...], str]:
+        """Python stacks by whatever way there is, and which it was."""
+        try:
+            return await stacks.python_stacks(pid), "read by py-spy"
+        except OSError as error:
+            wrong = str(error)
+        try:
+            return await stacks.ask_for_stacks(pid, STACKS_SIGNAL, file), f"written by the process ({wrong})"
+        except OSError as error:
+            return (), f"can not be had: {wrong}; {error}"
+
+    async def _keep(self, action: CollectStacks, pid: int, how: str, threads: Sequence[Thread]) -> None:
+        parts = [f"Python stacks of process {pid}, {how}", stacks.show(threads)]
+        try:
+            parts += ["native stacks", await stacks.native_stacks(pid)]
+        except OSError as error:
+            parts.append(f"native stacks can not be had: {error}")
+        parts += ["threads in the kernel: id, state, name, what it waits for", stacks.kernel_side(pid)]
+        name = f"generation-{action.generation}-rank-{action.rank}.txt"
+        try:
+            await asyncio.to_thread(write_stacks, self._folder / name, "\n\n".join(parts) + "\n")
+            self._log(f"rank {action.rank} stands still; its stacks are in {self._folder / name}")
+        except OSError as error:
+            self._log(f"stacks of rank {action.rank} can not be kept: {error}")
+
+
+def read_threads(threads: Sequence[Thread]) -> tuple[bool, tuple[str, ...]]:
+    """Whether the main thread is inside TensorFlow, and the innermost call of the script in each thread."""
+    in_step, calls = False, []
+    for thread in sorted(threads, key=lambda each: not each.is_main):
+        if thread.is_main and thread.frames:
+            in_step = _TENSORFLOW in thread.frames[0].file
+        of_script = (f for f in thread.frames if not any(part in f.file for part in _NOT_THE_SCRIPT))
+        frame = next(of_script, None)
+        if frame is not None:
+            calls.append(f"{os.path.basename(frame.file)}:{frame.line} {frame.function}"[:_CALL_CHARACTERS_MAX])
+    return in_step, tuple(dict.fromkeys(calls))[:_CALLS_MAX]
+
+
+def write_stacks(path: Path, text: str) -> None:
+    """Write them where nothing half is ever seen.
+
+    Raises:
+        OSError: they can not be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    begun = path.with_suffix(".part")
+    begun.write_text(text, encoding="utf-8")
+    begun.replace(path)

@@ -1,0 +1,170 @@
+"""Hangs: a worker that shows no sign of its script getting on, and whose fault it is.
+
+In a synchronous step everybody waits for the slowest, so silence alone names nobody: one rank may rightly be busy for
+long (its evaluation, its checkpoint) while the others sit in the step that it has yet to enter. So each node judges its
+own worker by what that is doing, and says so; the world hangs once every worker in it is past its own deadline. A
+script that never reports a step is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from keepstep.core.actions import CollectStacks, SamplePulse
+from keepstep.core.causes import FailureCause
+from keepstep.core.events import PulseSampled, StacksCollected
+from keepstep.core.facts import Worker
+from keepstep.core.policy import Hang
+from keepstep.core.reasons import Reason
+from keepstep.core.records import Failure, GenerationRecord, Phase, StatusRecord
+from keepstep.core.stalls import Activity, Stall
+from keepstep.core.state import Turn
+
+_LOOK_AGAIN_S = 2.0
+"""How often a worker that stands still is looked at, in case it goes on."""
+_FORGETS = 0.98
+"""By so much the slowest step counts less with each sample that has none."""
+
+
+def watch(turn: Turn) -> None:
+    """Look at a worker that is past its deadline; where it does stand still, have its stacks collected."""
+    worker = turn.state.workers[0] if turn.state.workers else None
+    if worker is None or not _is_judged(turn, worker):
+        return
+    wait_s = deadline_s(turn.state.policy.hang, worker.activity, worker.slow_s)
+    if wait_s is None:
+        return
+    due_at = worker.sign_at + wait_s
+    if turn.now < due_at:
+        turn.wake(due_at)
+    elif worker.looked_at < due_at or worker.stall is not None:
+        turn.attempt(SamplePulse(f"pulse:{worker.worker_id}", worker.worker_id), Reason.PAST_DEADLINE)
+    else:
+        collect = CollectStacks(f"stacks:{worker.worker_id}", worker.worker_id, worker.generation, worker.rank)
+        detail = f"{worker.activity.value} for more than {wait_s:.0f} s"
+        turn.attempt(collect, Reason.STACKS_WANTED, detail)
+
+
+def deadline_s(policy: Hang, activity: Activity, slow_s: float) -> float | None:
+    """Seconds without a sign after which a worker counts as standing still; None: it is not judged.
+
+    Args:
+        policy: its floors hold where steps are quick, or none was done yet.
+        activity: what the worker is about.
+        slow_s: what the slowest of its recent steps took.
+    """
+    if policy.deadline == "off" or activity is Activity.FINISHED:
+        return None
+    floors = {
+        Activity.START: policy.first_step,
+        Activity.FIRST_STEP: policy.first_step,
+        Activity.EPOCH: policy.data,
+        Activity.PAUSE: policy.pause,
+        Activity.EVALUATION: policy.pause,
+    }
+    floor_s = floors.get(activity, policy.floor)
+    return max(floor_s, policy.factor * slow_s) if policy.deadline == "auto" else max(policy.deadline, floor_s)
+
+
+def hangs(turn: Turn, generation: GenerationRecord) -> bool:
+    """Whether all of the world stands still, one at least in training that reports its steps."""
+    tally = turn.state.cluster.tally
+    return tally.stalled_in_training > 0 and tally.stalled + tally.done >= len(generation.members)
+
+
+def failures_of(generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> list[Failure]:
+    """What a world that hangs failed of: one failure for each rank that holds the others up."""
+    stalls = {host: status.stall for host, status in statuses.items() if status.stall is not None}
+    named = culprits(list(stalls.values()))
+    found = []
+    for host, stall in stalls.items():
+        if stall in named:
+            rank = generation.rank_of(host)
+            whole = "no rank is behind the others: " if 1 < len(named) == len(stalls) else ""
+            failure = Failure(FailureCause.HANG, host, stall.since, rank, stall.entered, message=whole + tell(stall))
+            found.append(failure)
+    return found
+
+
+def tell(stall: Stall) -> str:
+    """A line for people: where the worker stands, and in which calls."""
+    states = {"T": ", stopped by a signal", "t": ", stopped by a debugger", "D": ", in uninterruptible sleep"}
+    calls = f", in {'; '.join(stall.calls)}" if stall.calls else ""
+    return f"{stall.activity.value}, step {stall.entered} entered{states.get(stall.process, '')}{calls}"
+
+
+def culprits(stalls: Sequence[Stall]) -> list[Stall]:
+    """Those that the others wait for: the first difference that tells, and all of them where none does."""
+    if not stalls:
+        return []
+    behind = min((stall.completed, stall.entered) for stall in stalls)
+    signs: tuple[Callable[[Stall], bool], ...] = (
+        lambda stall: stall.process in ("T", "t", "D"),
+        lambda stall: stall.activity is Activity.START,
+        lambda stall: (stall.completed, stall.entered) == behind,
+        lambda stall: not stall.in_step,
+        lambda stall: not _common(stall, stalls),
+        lambda stall: stall.spins,
+    )
+    for sign in signs:
+        found = [stall for stall in stalls if sign(stall)]
+        if 0 < len(found) < len(stalls):
+            return found
+    return list(stalls)
+
+
+def _common(stall: Stall, stalls: Sequence[Stall]) -> bool:
+    """Whether all the calls of the script that it is in are those of others, too."""
+    return all(any(call in other.calls for other in stalls if other is not stall) for call in stall.calls)
+
+
+def _is_judged(turn: Turn, worker: Worker) -> bool:
+    """Whether it ought to get on: it is not being stopped or held, and neither it nor its world is over."""
+    state, generation = turn.state, turn.generation
+    if worker.stopping or turn.interrupted or (state.orders is not None and state.orders.hold):
+        return False
+    if generation is None or generation.phase is not Phase.READY or generation.number != worker.generation:
+        return False
+    # one that has not joined may be of a script that never does
+    return not generation.pause and (worker.joined or state.files.heard)
+
+
+# --- what is heard ---------------------------------------------------------------------------------------------------
+
+
+def sign(turn: Turn, worker_id: str, step_s: float = 0.0) -> None:
+    """The worker gets on: it has just begun or ended something."""
+    for worker in turn.state.workers:
+        if worker.worker_id == worker_id:
+            if worker.stall is not None:
+                turn.because(Reason.MOVES_AGAIN, f"rank {worker.rank}")
+            activity = Activity.STEP if worker.stepped else Activity.FIRST_STEP if worker.joined else Activity.START
+            slow_s = max(step_s, worker.slow_s * _FORGETS) if step_s else worker.slow_s
+            turn.set_worker(worker_id, sign_at=turn.now, activity=activity, slow_s=slow_s, stall=None)
+
+
+def on_pulse_sampled(turn: Turn, event: PulseSampled) -> None:
+    """The worker was looked at: what it is about, and for how long it was seen to give no sign."""
+    turn.landed(event.operation, turn.now + _LOOK_AGAIN_S)
+    for worker in turn.state.workers:
+        if worker.worker_id != event.worker_id:
+            continue
+        sign_at = turn.now - event.silent_s
+        if worker.stall is not None and sign_at > worker.looked_at:
+            turn.set_worker(worker.worker_id, stall=None)
+            turn.because(Reason.MOVES_AGAIN, f"rank {worker.rank}")
+        turn.set_worker(worker.worker_id, activity=event.activity, sign_at=sign_at, looked_at=turn.now)
+
+
+def on_stacks_collected(turn: Turn, event: StacksCollected) -> None:
+    """What the worker was found doing; a `stall` of None: it had gone on by then."""
+    turn.landed(event.operation)
+    for worker in turn.state.workers:
+        if worker.worker_id != event.worker_id:
+            continue
+        if event.stall is None:
+            turn.set_worker(worker.worker_id, sign_at=turn.now, looked_at=turn.now)
+            turn.because(Reason.MOVES_AGAIN, f"rank {worker.rank}")
+        else:
+            turn.set_worker(worker.worker_id, stall=event.stall)
+            turn.because(Reason.STALLED, tell(event.stall))

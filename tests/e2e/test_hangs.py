@@ -1,0 +1,50 @@
+"""Whatever a rank hangs in: it is found and named, the stacks of all ranks are kept, and training goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.local_run import LocalRun
+
+STEPS = 80
+QUICK = ("hang.floor=2s", "hang.data=4s", "hang.pause=3s", "checkpoint.snapshot_every=4 steps")
+CULPRIT = "algo-2"
+TOLD = {
+    "data": "sleep_for_ever",
+    "callback": "sleep_for_ever",
+    "lock": "deadlock",
+    "native": "spin",
+    "kernel": "in uninterruptible sleep",
+    "stopped": "stopped by a signal",
+}
+"""What the reason for the restart says of each."""
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+
+def run_of(folder: Path, how: str, *knobs: str) -> LocalRun:
+    options = [word for knob in (*QUICK, *knobs) for word in ("--set", knob)]
+    return LocalRun(folder / "run", "hanging.py", [f"--how={how}"], options)
+
+
+@pytest.mark.parametrize("how", list(TOLD))
+def test_a_hang_is_found_and_the_culprit_named(how: str, tmp_path: Path) -> None:
+    with run_of(tmp_path, how if how != "stopped" else "none") as run:
+        if how == "stopped":
+            run.wait_for(lambda: run.completed() >= 20, "step 20")
+            os.kill(run.events("worker_started", CULPRIT)[0]["pid"], signal.SIGSTOP)
+        assert run.wait() == 0, run.told()
+        assert run.left() == []
+    summary = run.summary()
+    assert (summary["steps"], summary["restarts"]) == (STEPS, 1), run.told()
+    allowed = [detail for name in run.names for reason, detail in run.notes(name) if reason == "restart_allowed"]
+    assert len(allowed) == 1
+    assert allowed[0].startswith(f"hang on {CULPRIT} rank 1 "), allowed
+    assert TOLD[how] in allowed[0], allowed
+    for rank, name in enumerate(run.names):
+        folder = run.folder / "hosts" / name / "output" / "data" / "keepstep" / name / "stacks"
+        assert "Python stacks of process" in (folder / f"generation-1-rank-{rank}.txt").read_text()

@@ -1,0 +1,74 @@
+"""When a worker counts as standing still, and which of those that do hold the others up."""
+
+from __future__ import annotations
+
+import pytest
+
+from keepstep.core.hang import culprits, deadline_s, tell
+from keepstep.core.policy import Hang
+from keepstep.core.stalls import Activity, Stall
+from keepstep.intake.policy import load_policy
+
+DEFAULT = Hang()
+
+
+@pytest.mark.parametrize(
+    ("activity", "slow_s", "wanted"),
+    [
+        (Activity.STEP, 0.0, 60.0),
+        (Activity.STEP, 0.5, 60.0),
+        (Activity.STEP, 20.0, 200.0),
+        (Activity.START, 0.0, 1200.0),
+        (Activity.FIRST_STEP, 0.0, 1200.0),
+        (Activity.FIRST_STEP, 200.0, 2000.0),
+        (Activity.EPOCH, 0.5, 600.0),
+        (Activity.PAUSE, 0.5, 1200.0),
+        (Activity.EVALUATION, 0.5, 1200.0),
+        (Activity.FINISHED, 0.5, None),
+    ],
+)
+def test_the_deadline_is_learnt_from_steps_and_never_below_its_floor(activity, slow_s, wanted):
+    assert deadline_s(DEFAULT, activity, slow_s) == wanted
+
+
+def test_a_fixed_deadline_is_for_steps():
+    policy = load_policy("default", ["hang.deadline=5min"]).hang
+    assert deadline_s(policy, Activity.STEP, 100.0) == 300.0
+    assert deadline_s(policy, Activity.EVALUATION, 100.0) == 1200.0
+
+
+def test_off_judges_nobody():
+    policy = load_policy("default", ["hang.deadline=off"]).hang
+    assert {deadline_s(policy, each, 1.0) for each in Activity} == {None}
+
+
+def waits(entered: int = 10, completed: int = 9, **found: object) -> Stall:
+    """A worker in a step, waiting for the others."""
+    return Stall(Activity.STEP, 1.0, entered, completed, **{"in_step": True, "calls": ("train.py:50 main",), **found})
+
+
+@pytest.mark.parametrize(
+    ("stalls", "named"),
+    [
+        ([waits(), waits(9, 9)], [1]),  # in a callback: it has not entered the step
+        ([waits(9, 8), waits(), waits()], [0]),  # a step behind
+        ([waits(), waits(process="T")], [1]),  # SIGSTOP
+        ([waits(process="D"), waits()], [0]),  # the kernel does not let it go
+        ([waits(9, 9), waits(process="T")], [1]),  # a stopped one tells more than one that is behind
+        ([waits(), Stall(Activity.START, 1.0, joined=False)], [1]),
+        ([waits(), waits(in_step=False)], [1]),  # its main thread is in the script: a lock, a generator
+        ([waits(), waits(calls=("train.py:50 main", "train.py:7 load"))], [1]),  # a thread of its data
+        ([waits(), waits(spins=True)], [1]),
+        ([waits(), waits(), waits()], [0, 1, 2]),  # nothing tells them apart
+        ([waits()], [0]),
+        ([], []),
+    ],
+)
+def test_who_is_waited_for_is_named(stalls, named):
+    found = culprits(stalls)
+    assert [rank for rank, stall in enumerate(stalls) if any(each is stall for each in found)] == named
+
+
+def test_what_is_told_says_where_it_stands():
+    stall = waits(process="T", calls=("train.py:30 wait", "data.py:7 load"))
+    assert tell(stall) == "step, step 10 entered, stopped by a signal, in train.py:30 wait; data.py:7 load"
