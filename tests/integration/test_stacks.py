@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,8 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
     for process in found:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def functions(threads: tuple[stacks.Thread, ...], main: bool) -> set[str]:
@@ -66,10 +68,12 @@ def test_a_process_is_looked_into_whatever_it_hangs_in(script, started, how, sta
     process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     started.append(process)
     assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    threads = asyncio.run(read_until(lambda: stacks.python_stacks(process.pid), function))
     if how == "stopped":
         os.kill(process.pid, signal.SIGSTOP)
+        eventually(lambda: stacks.look(process.pid).state == state)
+        threads = asyncio.run(stacks.python_stacks(process.pid))
     eventually(lambda: stacks.look(process.pid).state == state)
-    threads = asyncio.run(stacks.python_stacks(process.pid))
     assert function in functions(threads, main=True)
     assert "loads" in functions(threads, main=False)
     assert f"{process.pid} {state} " in stacks.kernel_side(process.pid)
@@ -91,15 +95,17 @@ def test_a_worker_writes_its_stacks_when_it_is_asked(tmp_path, script, started, 
         started.append(process)
         endpoint.close()
         agent.wait_for("hello")
-        threads = asyncio.run(ask_until(process.pid, file, how))
+        threads = asyncio.run(read_until(lambda: stacks.ask_for_stacks(process.pid, wires.STACKS_SIGNAL, file), how))
         assert "loads" in functions(threads, main=False)
     finally:
         agent.close()
 
 
-async def ask_until(pid: int, file: Path, function: str) -> tuple[stacks.Thread, ...]:
-    """Ask until it has come to where it hangs."""
+async def read_until(
+    read: Callable[[], Awaitable[tuple[stacks.Thread, ...]]], function: str
+) -> tuple[stacks.Thread, ...]:
+    """Read until the process has come to where it hangs."""
     while True:
-        threads = await stacks.ask_for_stacks(pid, wires.STACKS_SIGNAL, file)
+        threads = await read()
         if function in functions(threads, main=True):
             return threads
