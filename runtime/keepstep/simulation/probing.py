@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from keepstep.core import actions as a
 from keepstep.core import events as e
-from keepstep.core.stalls import Activity, Stall
+from keepstep.core.stalls import Stall
 
 if TYPE_CHECKING:
     from keepstep.simulation.host import SimHost
@@ -25,7 +25,7 @@ def probe(host: SimHost, action: a.SampleEntered | a.SamplePulse | a.CollectStac
             host.post(e.EnteredSampled(action.operation, action.worker_id, worker.entered), 0.002)
         case a.SamplePulse():
             silent_s = host.world.clock.now - worker.moved_at
-            host.post(e.PulseSampled(action.operation, action.worker_id, _activity(worker), silent_s), 0.002)
+            host.post(e.PulseSampled(action.operation, action.worker_id, worker.activity(), silent_s), 0.002)
         case a.CollectStacks():
             _collect(host, worker, action)
 
@@ -38,17 +38,9 @@ def _collect(host: SimHost, worker: SimWorker, action: a.CollectStacks) -> None:
         stall = None
         if worker.moved_at == since:
             stall = Stall(
-                _activity(worker), since + host.skew_s, worker.entered, worker.completed,
+                worker.activity(), since + host.skew_s, worker.entered, worker.completed,
                 in_step=worker.entered > worker.completed, joined=worker.joined,
             )  # fmt: skip
         host.post(e.StacksCollected(action.operation, action.worker_id, stall))
 
     host.world.clock.after(_LOOK_S, report)
-
-
-def _activity(worker: SimWorker) -> Activity:
-    if not worker.joined:
-        return Activity.START
-    if worker.completed >= worker.host.world.last_step:
-        return Activity.FINISHED
-    return Activity.STEP if worker.stepped else Activity.FIRST_STEP

@@ -18,9 +18,10 @@ from keepstep.simulation.fakes import FakeCoordinator, FakeStore
 from keepstep.simulation.faults import FAULTS, Fault
 from keepstep.simulation.host import SimHost
 from keepstep.simulation.silent import SilentWorker
-from keepstep.simulation.worker import STEP_S, SimWorker
+from keepstep.simulation.worker import SimWorker
 
 FAULTS_LAST_S = 60.0
+_STEP_S = _AGAIN_S = 0.5
 SILENT_EVERY = 8
 """One seed of so many has a script that says nothing and writes its own files."""
 PEACE_S = 1_100.0
@@ -98,17 +99,21 @@ class World:
         self._barriers[key] = waiting
         if len(waiting) == worker.size:
             del self._barriers[key]
-            self.clock.after(STEP_S, lambda: self._complete(waiting, step))
+            self.clock.after(self.step_s(), lambda: self._complete(waiting, step))
 
     def _complete(self, workers: list[SimWorker], step: int) -> None:
         if not self.lines_between(workers):
-            self.clock.after(STEP_S, lambda: self._complete(workers, step))
+            self.clock.after(_AGAIN_S, lambda: self._complete(workers, step))
         elif all(worker.alive for worker in workers):
             for worker in workers:
                 worker.step_done(step)
         else:
             for worker in workers:
                 self._becomes_victim(worker)
+
+    def step_s(self) -> float:
+        """How long the next step takes once all ranks are in it."""
+        return _STEP_S
 
     def lines_between(self, workers: list[SimWorker]) -> bool:
         """Whether these workers hear each other."""

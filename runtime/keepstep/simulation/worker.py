@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from keepstep.core import actions as a
 from keepstep.core import events as e
+from keepstep.core.stalls import Activity
 
 if TYPE_CHECKING:
     from keepstep.simulation.host import SimHost
 
-STEP_S = 0.5
 SLAB_BYTES = 100
 
 
@@ -46,6 +46,14 @@ class SimWorker:
 
     def _after(self, seconds: float, what: object) -> None:
         self.host.world.clock.after(seconds, lambda: what() if self.alive else None)  # type: ignore[operator]
+
+    def activity(self) -> Activity:
+        """What it is about, as far as it says."""
+        if not self.joined:
+            return Activity.START
+        if self.completed >= self.host.world.last_step:
+            return Activity.FINISHED
+        return Activity.STEP if self.stepped else Activity.FIRST_STEP
 
     def die(self) -> None:
         """Gone without a report: the agent died, too."""
@@ -126,13 +134,13 @@ class SimWorker:
         first = not self.stepped
         self.stepped = True
         self.completed = step
-        self.moved_at = self.host.world.clock.now
+        step_s, self.moved_at = self.host.world.clock.now - self.moved_at, self.host.world.clock.now
         self.host.world.completed(self, step)
         if first:
             at = self.host.world.clock.now + self.host.skew_s
             self.host.post(e.FirstStepCompleted(self.spec.worker_id, step, at), 0.05)
         if step % 4 == 0:
-            self.host.post(e.StepsSampled(self.spec.worker_id, self.entered, step, STEP_S, self.host.world.snapshot_s))
+            self.host.post(e.StepsSampled(self.spec.worker_id, self.entered, step, step_s, self.host.world.snapshot_s))
         orders = self._orders()
         due = orders is not None and orders.snapshot_every > 0 and step % orders.snapshot_every == 0
         last = step == self.host.world.last_step
