@@ -334,7 +334,7 @@ class Fit:
         return self._logs
 
     def _restore(self, position: Position) -> None:
-        training, view = self.training, self.training.view
+        training, view, read_ns = self.training, self.training.view, time.monotonic_ns() - self._read_begun_ns
         assert view is not None, "a position comes with a state"
         named = [(key, each) for key, each in training.named() if self._is_own(key) or key in view]
         made = self.flavour.generators(key.rsplit("/", 1)[1] for key in view.places if key.startswith(_random("")))
@@ -346,8 +346,8 @@ class Fit:
         training.step, self._batch = position.step, position.batch
         training.restore_random_state()
         self.resume = training.view = None
-        training.session.restoration_done(position.step, self._read_begun_ns)
-        seconds = (time.monotonic_ns() - self._read_begun_ns) / 1e9
+        training.session.restoration_done(position.step, self._read_begun_ns, read_ns)
+        seconds = read_ns / 1e9
         where = f"fit {position.fit}, epoch {position.epoch}, batch {position.batch}"
         print(f"keepstep: on from step {position.step} ({where}), data read again in {seconds:.3f} s", file=sys.stderr)
 

@@ -127,18 +127,20 @@ class Session:
         except SlabError as error:
             raise RestoreError(f"slab {slab}, sealed for step {step}: {error}") from error
 
-    def restoration_done(self, step: int, begun_ns: int | None = None) -> None:
+    def restoration_done(self, step: int, begun_ns: int | None = None, data_ns: int = 0) -> None:
         """Declare that the script's state is that of `step`.
 
         Args:
             step: the newest completed step.
             begun_ns: when putting it back began, monotonic nanoseconds; None where `restored()` was called for that.
+            data_ns: nanoseconds of it that went into reading data up to that step.
         """
         self.entered_step = self.completed_step = self._sealed_step = step
         self._publish()
         begun_ns = self._restore_begun_ns if begun_ns is None else begun_ns
         seconds = (time.monotonic_ns() - begun_ns) / 1e9
-        self._send({"kind": "restored", "step": step, "seconds": round(seconds, 6)})
+        message = {"kind": "restored", "step": step, "seconds": round(seconds, 6)}
+        self._send({**message, "data_s": round(data_ns / 1e9, 6)} if data_ns else message)
 
     def set_provider(self, provider: Provider | None) -> None:
         """Register what returns the tensors to save, always of the moment it is called at; None to take it away."""

@@ -25,6 +25,7 @@ from keepstep.core.records import (
     Phase,
     StoredObject,
 )
+from keepstep.core.state import Decision
 from keepstep.intake.policy import load_policy
 from tests.scenarios.peer import Peer
 from tests.scenarios.telling import tell_turn
@@ -72,10 +73,14 @@ class Stage(Watched):
             decision = decide(self.state, event, self.now)
             self.state = decision.state
             self.lines.append(tell_turn(self.now - START, event, decision))
+            self.after(event, decision)
             for action in decision.actions:
                 self._answer(action)
             if self.peer is not None:
                 self.peer.react()
+
+    def after(self, event: e.Event, decision: Decision) -> None:
+        """For whoever wants to know of each turn."""
 
     def post(self, event: e.Event) -> None:
         self._inbox.append(event)
@@ -271,7 +276,7 @@ class Stage(Watched):
         self.happens(e.StepsSampled(self.worker, number + 1, number, 0.5, float(snapshot_s)))
         orders = self.state.orders
         if orders is not None and orders.grant >= 0:
-            self.happens(e.SnapshotSealed(self.worker, self._seal(orders.grant, number)))
+            self.happens(e.SnapshotSealed(self.worker, self._seal(orders.grant, number), float(snapshot_s)))
 
     def writes(self, edition: str) -> None:
         """The script has written a checkpoint of its own, and it was copied whole."""

@@ -7,6 +7,7 @@ seconds, which people and other hosts read. A `Clock` ties them together once, s
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
 
@@ -23,6 +24,16 @@ def monotonic_ns() -> int:
 def unix_time() -> float:
     """Seconds since 1970 as the system has them now; may step when the system's clock is set."""
     return time.time()
+
+
+def process_age_s(pid: int) -> float:
+    """Seconds since a process was started, to a hundredth; 0 where there is none. Source: proc(5), /proc/pid/stat."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            ticks = int(stat.read().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 class Clock:

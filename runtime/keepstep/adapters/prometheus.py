@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
@@ -138,6 +138,11 @@ class Metrics:
         """Count a difference between replicas that have to be identical: silent corruption."""
         self._replica_divergence.inc()
 
+    def goodput(self, seconds: Mapping[str, float]) -> None:
+        """Show where this host's time went, in seconds by bucket; they add up to wall time."""
+        for bucket, value in seconds.items():
+            self._goodput.labels(bucket).set(value)
+
     def gpus(self, samples: Iterable[GpuSample]) -> None:
         """Show a poll of this host's GPUs; what a GPU does not tell is absent."""
         for gauge in self._gpu_gauges.values():
@@ -186,6 +191,9 @@ class Metrics:
         )
 
     def _make_times(self) -> None:
+        self._goodput = self._gauge(
+            "goodput_seconds", "Where this host's time went, in all attempts so far; adds up to wall time.", ("bucket",)
+        )
         self._recovery = Histogram(
             "keepstep_recovery_seconds",
             "From a fault to the first step completed after it, by phase.",

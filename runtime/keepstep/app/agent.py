@@ -26,6 +26,7 @@ from keepstep.adapters.peers import listen
 from keepstep.adapters.processes import LineQueue, standard_sinks
 from keepstep.adapters.prometheus import Metrics
 from keepstep.adapters.worker_link import WorkerLink
+from keepstep.app.accounting import Accounting
 from keepstep.app.coordination import Coordination
 from keepstep.app.executor import Executor, Tools, seal_event
 from keepstep.app.gpus import watch_gpus
@@ -197,6 +198,7 @@ class Agent:
         self._clock = Clock()
         self._deadline: float | None = None
         self._memo: tuple[int, int] | None = None
+        self._accounting = Accounting(setup.job.host, setup.places.output, self._clock)
         self._members: Members | None = None
         self._trust: Trust | None = None
 
@@ -213,6 +215,7 @@ class Agent:
         setup, job, policy = self._setup, self._setup.job, self._setup.policy
         metrics = open_metrics(policy)
         metrics.store_available(setup.store is not None)  # until something is asked of it in vain
+        first = not self._accounting.begin(os.getppid(), self._init.state.memo)
         journal = open_journal(setup.places, metrics, self.log)
         supervisor = Supervisor(job, policy, self._clock, journal, self.log)
         self._init.listen(on_fenced=self._fenced, on_companion_exited=self._companion_exited)
@@ -250,10 +253,11 @@ class Agent:
                 background.append(tasks.create_task(self._trust.keep(coordinator, self._members)))
             if memo.get("lease"):
                 tasks.create_task(coordination.revoke(int(memo["lease"])))
-            code = await supervisor.run(executor.perform, lambda state: self._follow(state, watching, tasks))
+            if first and setup.store is not None:
+                tasks.create_task(self._accounting.recall(storing.ask))
+            code = await supervisor.run(executor.perform, lambda *turn: self._follow(turn, watching, tasks, metrics))
             metrics.up(False)
-            if self._trust is not None:
-                await self._trust.end(supervisor.state, storing.ask)
+            await self._leave(supervisor.state, storing)
             await executor.close()
             for task in background:
                 task.cancel()
@@ -263,18 +267,31 @@ class Agent:
         self.log(f"exit {code}")
         return code
 
-    def _follow(self, state: State, watching: Watching, tasks: asyncio.TaskGroup) -> None:
+    async def _leave(self, state: State, storing: Storing) -> None:
+        """What is left in the store at the end, or taken from there."""
+        if self._trust is not None:
+            await self._trust.end(state, storing.ask)
+        await self._accounting.end(storing.ask if self._setup.store is not None else None)
+
+    def _follow(
+        self, turn: tuple[State, e.Event, float], watching: Watching, tasks: asyncio.TaskGroup, metrics: Metrics
+    ) -> None:
         """After each turn: init learns the lease's deadline, and what the next agent is to know."""
-        watching.follow(state, self._clock.now())
+        state, _, now = turn
+        watching.follow(state, now)
+        due = self._accounting.follow(*turn)
+        if due:
+            metrics.goodput(self._accounting.seconds())
         deadline = None if state.lease is None else state.lease.deadline
         if deadline != self._deadline:
             self._deadline = deadline
             at = None if deadline is None else self._clock.to_monotonic(deadline)
             tasks.create_task(self._init.deadline(at))
         memo = (state.seen_generation, 0 if state.lease is None else state.lease.lease)
-        if memo != self._memo:
+        if memo != self._memo or due:
             self._memo = memo
-            tasks.create_task(self._init.memo({"seen_generation": memo[0], "lease": memo[1]}))
+            kept = {"seen_generation": memo[0], "lease": memo[1], "account": self._accounting.memo()}
+            tasks.create_task(self._init.memo(kept))
 
     def _signalled(self, supervisor: Supervisor, number: int) -> None:
         source = _SOURCES.get(signal.Signals(number))

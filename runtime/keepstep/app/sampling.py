@@ -34,14 +34,14 @@ class Sampler:
         self._stepped = False
         self._seal = 0
         self._restore = -1
-        self._in_a_loop = False
+        self._in_a_loop = self._evaluates = False
         self._seen = Progress()
         self._seen_at = self._silent_s = 0.0
 
     def begin(self, worker_id: str, rank: int, restore_slab: int) -> None:
         """A worker is about to start."""
         self._worker_id, self._rank, self._stepped = worker_id, rank, False
-        self._restore, self._in_a_loop = restore_slab, False
+        self._restore, self._in_a_loop, self._evaluates = restore_slab, False, False
         self._seen, self._seen_at, self._silent_s = Progress(), self._clock.now(), 0.0
         self._seal = max((seal.sequence for seal in self._link.seals()), default=0)
         self._metrics.forget_ranks()
@@ -68,7 +68,8 @@ class Sampler:
             case "imported" | "unfit":
                 self._learn(worker_id, message)
             case "restored":
-                self._post(e.WorkerRestored(worker_id, _whole(message, "step"), _real(message, "seconds")))
+                seconds, data_s = _real(message, "seconds"), _real(message, "data_s")
+                self._post(e.WorkerRestored(worker_id, _whole(message, "step"), seconds, data_s))
             case "layout":
                 self._post(e.LayoutAnnounced(worker_id, _whole(message, "layout"), _whole(message, "bytes")))
             case "sealed":  # the last chance to see the steps of a worker that is drained
@@ -80,19 +81,25 @@ class Sampler:
         records, _ = self._link.records()
         progress = self._link.progress()
         self._listen(progress)
-        if not records:
-            return
+        if records:
+            self._tell_steps(records, progress)
+        evaluates = self.pulse()[0] is Activity.EVALUATION
+        if evaluates != self._evaluates:
+            self._evaluates = evaluates
+            self._post(e.WorkerEvaluates(self._worker_id, evaluates))
+
+    def _tell_steps(self, records: Sequence[StepRecord], progress: Progress) -> None:
         if not self._stepped:
             self._stepped = True
             at = self._clock.to_unix(records[0].end_ns / 1e9)
             self._post(e.FirstStepCompleted(self._worker_id, records[0].step, at))
-        step_s = mean_step_s(records)
+        split = split_of(records)
+        waited_s = 0.0 if split is None else split[1] * len(records)
         self._post(e.StepsSampled(
-            self._worker_id, progress.entered_step, records[-1].step, round(step_s, 6),
-            round(progress.snapshot_ns / 1e9, 6),
+            self._worker_id, progress.entered_step, records[-1].step, round(mean_step_s(records), 6),
+            round(progress.snapshot_ns / 1e9, 6), round(waited_s, 6),
         ))  # fmt: skip
         self._metrics.step(records[-1].step)
-        split = split_of(records)
         if split is not None:
             own_work_s, wait_s, data_wait_s = split
             self._metrics.step_split(self._rank, own_work_s=own_work_s, wait_s=wait_s, data_wait_s=data_wait_s)
@@ -112,9 +119,10 @@ class Sampler:
         for seal in sorted(self._link.seals(), key=lambda seal: seal.sequence):
             if seal.sequence > self._seal:
                 self._seal = seal.sequence
-                self._metrics.snapshot(self._link.progress().snapshot_ns / 1e9)
+                seconds = self._link.progress().snapshot_ns / 1e9
+                self._metrics.snapshot(seconds)
                 known = SlabSeal(seal.slab, seal.step, seal.sequence, seal.size_bytes)
-                self._post(e.SnapshotSealed(self._worker_id, known))
+                self._post(e.SnapshotSealed(self._worker_id, known, round(seconds, 6)))
 
 
 def activity_of(progress: Progress, stepped: bool, in_a_loop: bool) -> Activity:

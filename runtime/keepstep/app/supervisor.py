@@ -46,12 +46,12 @@ class Supervisor:
         """Sensors and hands report here, from the loop's thread; never waits."""
         self._inbox.put_nowait(event)
 
-    async def run(self, perform: Callable[[Action], None], after: Callable[[State], None]) -> int:
+    async def run(self, perform: Callable[[Action], None], after: Callable[[State, Event, float], None]) -> int:
         """Turn facts into actions until the core says that this node is finished; return its exit code.
 
         Args:
             perform: the hands.
-            after: told of the state after each turn, for what must follow it (init's deadline and memo).
+            after: told of the state after each turn, of its event and when it was, for what must follow it.
         """
         while self.state.exit_code is None:
             event = await self._next()
@@ -61,7 +61,7 @@ class Supervisor:
             self.state = decision.state
             for action in decision.actions:
                 perform(action)
-            after(self.state)
+            after(self.state, event, now)
         return self.state.exit_code
 
     async def _next(self) -> Event:

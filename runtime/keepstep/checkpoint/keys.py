@@ -7,6 +7,7 @@
 <job>/objects/g<generation>/s<step>/tensors-<rank>.<run>    the CRCs of a rank's tensors; no manifest names it
 <job>/probe/<nonce>                                written and removed when a store is opened
 <job>/trust/authority.json                         by what the hosts know each other; removed at the end of the job
+<job>/goodput/<host>.json                          where a host's time went, in all attempts so far
 
 What a script wrote itself has a line of its own, `<job>/files`, numbered by commits instead of steps:
 
@@ -72,6 +73,10 @@ def parse_file_key(line: str, key: str) -> tuple[int, int] | None:
 
 def head_key(job: str) -> str:
     return f"{job}/HEAD.json"
+
+
+def goodput_key(job: str, host: str) -> str:
+    return f"{job}/goodput/{_NOT_IN_KEYS.sub('_', host)}.json"
 
 
 def manifests_prefix(job: str) -> str:

@@ -105,6 +105,7 @@ ABSORB: dict[type, Callable[[Turn, Any], None]] = {
     e.StepsSampled: workers.on_steps_sampled,
     e.PulseSampled: hang.on_pulse_sampled,
     e.StacksCollected: hang.on_stacks_collected,
+    e.WorkerEvaluates: hang.on_worker_evaluates,
     e.LayoutAnnounced: checkpoints.on_layout_announced,
     e.SnapshotSealed: checkpoints.on_snapshot_sealed,
     e.SnapshotVerified: checkpoints.on_snapshot_verified,

@@ -12,6 +12,7 @@ from keepstep.core.files_events import FilesSettled as FilesSettled
 from keepstep.core.files_events import FilesStuck as FilesStuck
 from keepstep.core.hang_events import PulseSampled as PulseSampled
 from keepstep.core.hang_events import StacksCollected as StacksCollected
+from keepstep.core.hang_events import WorkerEvaluates as WorkerEvaluates
 from keepstep.core.records import Record, StoredObject
 
 
@@ -196,6 +197,7 @@ class WorkerRestored:
     worker_id: str
     step: int
     seconds: float
+    data_s: float = 0.0
     kind: Literal["worker_restored"] = "worker_restored"
 
 
@@ -209,13 +211,17 @@ class FirstStepCompleted:
 
 @dataclass(frozen=True, slots=True)
 class StepsSampled:
-    """A sample of the heartbeat ring; means over the sampled steps, seconds, 0 where not measured."""
+    """A sample of the heartbeat ring; means over the sampled steps, seconds, 0 where not measured.
+
+    `waited_s` is what all sampled steps together spent on waiting for the gradients of others.
+    """
 
     worker_id: str
     entered: int
     completed: int
     step_s: float = 0.0
     snapshot_s: float = 0.0
+    waited_s: float = 0.0
     kind: Literal["steps_sampled"] = "steps_sampled"
 
 
@@ -229,8 +235,11 @@ class LayoutAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSealed:
+    """A snapshot is whole; it kept the training waiting for so many `seconds`."""
+
     worker_id: str
     seal: SlabSeal
+    seconds: float = 0.0
     kind: Literal["snapshot_sealed"] = "snapshot_sealed"
 
 
@@ -386,6 +395,6 @@ Event = (
     | FirstStepCompleted | StepsSampled | LayoutAnnounced | SnapshotSealed | SnapshotVerified | SnapshotBad
     | SnapshotUploaded | ReplicasCompared | CheckpointCommitted | CommitRefused | HeadRead | StoreRefused
     | SnapshotFetched | CheckpointCorrupt | EtcdJoined | EnteredSampled | WorkerExited | InterruptionNoticed
-    | TimerFired | PulseSampled | StacksCollected | WorkerImported | StandbyReady | StandbyGone
+    | TimerFired | PulseSampled | StacksCollected | WorkerEvaluates | WorkerImported | StandbyReady | StandbyGone
     | FilesCopied | FilesSettled | FilesKept | FilesPutBack | FilesStuck
 )  # fmt: skip

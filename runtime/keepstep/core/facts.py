@@ -30,6 +30,7 @@ class Worker:
     generation: int
     rank: int
     started_at: float
+    greeted: bool = False
     joined: bool = False
     restored: bool = False
     entered: int = 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from keepstep.core.actions import CollectStacks, SamplePulse
 from keepstep.core.causes import FailureCause
-from keepstep.core.events import PulseSampled, StacksCollected
+from keepstep.core.events import PulseSampled, StacksCollected, WorkerEvaluates
 from keepstep.core.facts import Worker
 from keepstep.core.policy import Hang
 from keepstep.core.reasons import Reason
@@ -154,6 +154,13 @@ def on_pulse_sampled(turn: Turn, event: PulseSampled) -> None:
             turn.set_worker(worker.worker_id, stall=None)
             turn.because(Reason.MOVES_AGAIN, f"rank {worker.rank}")
         turn.set_worker(worker.worker_id, activity=event.activity, sign_at=sign_at, looked_at=turn.now)
+
+
+def on_worker_evaluates(turn: Turn, event: WorkerEvaluates) -> None:
+    """Its next sign may take longer than that of a step."""
+    activity = Activity.EVALUATION if event.begun else Activity.STEP
+    sign(turn, event.worker_id)
+    turn.set_worker(event.worker_id, activity=activity)
 
 
 def on_stacks_collected(turn: Turn, event: StacksCollected) -> None:

@@ -1,4 +1,4 @@
-"""What sensors report of a worker that was looked at because it gave no sign."""
+"""What sensors report of what a worker is about."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ class PulseSampled:
     activity: Activity
     silent_s: float
     kind: Literal["pulse_sampled"] = "pulse_sampled"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEvaluates:
+    """A worker was seen in an evaluation, or not any more."""
+
+    worker_id: str
+    begun: bool
+    kind: Literal["worker_evaluates"] = "worker_evaluates"
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,8 @@ def on_worker_started(turn: Turn, event: WorkerStarted) -> None:
 
 def on_worker_hello(turn: Turn, event: WorkerHello) -> None:
     """Its bootstrap runs."""
-    _known(turn, event.worker_id)
+    if _known(turn, event.worker_id) is not None:
+        turn.set_worker(event.worker_id, greeted=True)
 
 
 def on_worker_joined(turn: Turn, event: WorkerJoined) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 
@@ -37,3 +38,5 @@ class MetricsSink(Protocol):
     def store_available(self, available: bool) -> None: ...
 
     def replica_divergence(self) -> None: ...
+
+    def goodput(self, seconds: Mapping[str, float]) -> None: ...

@@ -1,0 +1,129 @@
+"""This host's goodput account: kept turn by turn, handed from agent to agent, and by the store to the next attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from keepstep.adapters.clock import Clock, process_age_s
+from keepstep.adapters.uploader import UploaderGone
+from keepstep.core import goodput
+from keepstep.core.events import Event
+from keepstep.core.goodput import Account, Bucket
+from keepstep.core.state import State
+
+Ask = Callable[[Mapping[str, object]], Awaitable[dict[str, Any]]]
+
+_EVERY_S = 2.0
+"""How often what is not known to init or to the metrics may be behind."""
+_STORE_S = 3.0
+_MARKS_KEPT = 32
+
+
+class Accounting:
+    """One host's account.
+
+    Attributes:
+        account: of this container.
+        earlier: seconds by bucket of earlier attempts, the time between them included.
+    """
+
+    def __init__(self, host: str, folder: Path, clock: Clock) -> None:
+        """Args: folder: for the account as a file."""
+        self._host, self._folder, self._clock = host, folder, clock
+        self.account = Account(clock.now())
+        self.earlier: dict[Bucket, float] = {}
+        self._born_at = self.account.at
+        self._told_at = 0.0
+
+    def begin(self, init_pid: int, memo: Mapping[str, Any]) -> bool:
+        """Take over what a former agent of this container left; False where this is the first one."""
+        now = self._clock.now()
+        try:
+            kept = memo["account"]
+            left = Account(
+                float(kept["at"]),
+                Bucket(kept["bucket"]),
+                {Bucket(name): float(seconds) for name, seconds in kept["seconds"].items()},
+                tuple((int(step), float(seconds)) for step, seconds in kept["marks"]),
+            )
+            self.earlier = {Bucket(name): float(seconds) for name, seconds in kept["earlier"].items()}
+            self._born_at = float(kept["born_at"])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            self._born_at = now - process_age_s(init_pid)
+            self.account = Account(self._born_at)
+            return False
+        self.account = goodput.resumed(left, now, Bucket.DETECT)
+        return True
+
+    def follow(self, state: State, event: Event, now: float) -> bool:
+        """After each turn; True where it is time to tell init and the metrics."""
+        self.account = goodput.after(self.account, state, event, now)
+        if now < self._told_at + _EVERY_S:
+            return False
+        self._told_at = now
+        return True
+
+    def seconds(self) -> dict[str, float]:
+        """All seconds by bucket, of earlier attempts as well."""
+        return {
+            bucket.value: self.account.seconds.get(bucket, 0.0) + self.earlier.get(bucket, 0.0) for bucket in Bucket
+        }
+
+    def memo(self) -> dict[str, object]:
+        """What the next agent of this container takes over."""
+        account = self.account
+        return {
+            "at": account.at,
+            "bucket": account.bucket,
+            "seconds": dict(account.seconds),
+            "marks": account.marks[-_MARKS_KEPT:],
+            "earlier": dict(self.earlier),
+            "born_at": self._born_at,
+        }
+
+    async def recall(self, ask: Ask) -> None:
+        """Take in what earlier attempts of the job came to on this host; what can not be had is left out."""
+        reply = await _ask(ask, {"command": "recall", "host": self._host})
+        try:
+            kept = json.loads(reply["account"])
+            seconds = {Bucket(name): float(value) for name, value in kept["seconds"].items()}
+            between_s = max(0.0, self._born_at - float(kept["ended_at"]))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return
+        seconds[Bucket.BETWEEN] = seconds.get(Bucket.BETWEEN, 0.0) + between_s
+        self.earlier = seconds
+
+    async def end(self, ask: Ask | None) -> None:
+        """Close the account, and leave it for people and for the next attempt."""
+        now = self._clock.now()
+        seconds = dict(self.account.seconds)
+        bucket = self.account.bucket
+        seconds[bucket] = seconds.get(bucket, 0.0) + max(0.0, now - self.account.at)
+        self.account = Account(now, Bucket.IDLE, seconds)
+        told = json.dumps({
+            "host": self._host, "born_at": self._born_at, "ended_at": now,
+            "this_attempt_s": self.account.total_s, "seconds": self.seconds(),
+        })  # fmt: skip
+        if ask is not None:
+            await _ask(ask, {"command": "remember", "host": self._host, "account": told})
+        await asyncio.to_thread(self._write, told)
+
+    def _write(self, told: str) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / "goodput.json").write_text(told + "\n", encoding="utf-8")
+        except OSError:
+            return  # the journal is in the same folder, and has said so
+
+
+async def _ask(ask: Ask, command: Mapping[str, object]) -> dict[str, Any]:
+    """Ask the uploader for a while; nothing where it, or the store, does not answer."""
+    try:
+        async with asyncio.timeout(_STORE_S):
+            return await ask(command)
+    except (UploaderGone, TimeoutError):
+        return {}
