@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-import keepstep
 from keepstep.adapters.certificates import tls_files
 from keepstep.adapters.clock import Clock
 from keepstep.adapters.coordinator_memory import MemoryCoordinator
@@ -30,7 +29,7 @@ from keepstep.app.accounting import Accounting
 from keepstep.app.coordination import Coordination
 from keepstep.app.executor import Executor, Tools, seal_event
 from keepstep.app.gpus import watch_gpus
-from keepstep.app.launching import Launcher, Places, write_failure
+from keepstep.app.launching import Launcher, Places, forget_own_source, write_failure
 from keepstep.app.members import Members, Site
 from keepstep.app.notices import watch_notices
 from keepstep.app.options import TrainOptions, find_base_dir, parse_train_options
@@ -175,16 +174,6 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         scratch, contract.paths.output_data / "keepstep" / host, contract.code_dir, contract.paths.failure_file
     )
     return Setup(options, contract, policy, job, store, environment, places)
-
-
-def forget_own_source(environment: dict[str, str]) -> None:
-    """Take the agent's own source tree, where it runs from one, out of what the user's Python searches."""
-    own = str(Path(keepstep.__file__).parents[1])
-    parts = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p and os.path.abspath(p) != own]
-    if parts:
-        environment["PYTHONPATH"] = os.pathsep.join(parts)
-    else:
-        environment.pop("PYTHONPATH", None)
 
 
 class Agent:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import keepstep
 import keepstep_worker
 from keepstep.adapters.processes import ProcessHost, WorkerProcess, WorkerSpec
 from keepstep.adapters.worker_link import WorkerLink
@@ -130,3 +131,13 @@ def make_guest(folder: Path) -> Path:
         link.unlink(missing_ok=True)
         link.symlink_to(source, target_is_directory=True)
     return folder
+
+
+def forget_own_source(environment: dict[str, str]) -> None:
+    """Take the agent's own source tree, where it runs from one, out of what the user's Python searches."""
+    own = str(Path(keepstep.__file__).parents[1])
+    parts = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p and os.path.abspath(p) != own]
+    if parts:
+        environment["PYTHONPATH"] = os.pathsep.join(parts)
+    else:
+        environment.pop("PYTHONPATH", None)
