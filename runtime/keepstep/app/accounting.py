@@ -21,6 +21,7 @@ _EVERY_S = 2.0
 """How often what is not known to init or to the metrics may be behind."""
 _STORE_S = 3.0
 _MARKS_KEPT = 32
+FILE = "goodput.json"
 
 
 class Accounting:
@@ -38,9 +39,10 @@ class Accounting:
         self.earlier: dict[Bucket, float] = {}
         self._born_at = self.account.at
         self._told_at = 0.0
+        self._is_first = True
 
-    def begin(self, init_pid: int, memo: Mapping[str, Any]) -> bool:
-        """Take over what a former agent of this container left; False where this is the first one."""
+    def begin(self, init_pid: int, memo: Mapping[str, Any]) -> None:
+        """Take over what a former agent of this container left, or begin where the container did."""
         now = self._clock.now()
         try:
             kept = memo["account"]
@@ -55,9 +57,8 @@ class Accounting:
         except (KeyError, TypeError, ValueError, AttributeError):
             self._born_at = now - process_age_s(init_pid)
             self.account = Account(self._born_at)
-            return False
-        self.account = goodput.resumed(left, now, Bucket.DETECT)
-        return True
+            return
+        self.account, self._is_first = goodput.resumed(left, now, Bucket.DETECT), False
 
     def follow(self, state: State, event: Event, now: float) -> bool:
         """After each turn; True where it is time to tell init and the metrics."""
@@ -86,7 +87,9 @@ class Accounting:
         }
 
     async def recall(self, ask: Ask) -> None:
-        """Take in what earlier attempts of the job came to on this host; what can not be had is left out."""
+        """Take in what earlier attempts of the job came to on this host; without a store there were none."""
+        if not self._is_first:
+            return
         reply = await _ask(ask, {"command": "recall", "host": self._host})
         try:
             kept = json.loads(reply["account"])
@@ -97,27 +100,28 @@ class Accounting:
         seconds[Bucket.BETWEEN] = seconds.get(Bucket.BETWEEN, 0.0) + between_s
         self.earlier = seconds
 
-    async def end(self, ask: Ask | None) -> None:
-        """Close the account, and leave it for people and for the next attempt."""
-        now = self._clock.now()
-        seconds = dict(self.account.seconds)
-        bucket = self.account.bucket
-        seconds[bucket] = seconds.get(bucket, 0.0) + max(0.0, now - self.account.at)
-        self.account = Account(now, Bucket.IDLE, seconds)
-        told = json.dumps({
-            "host": self._host, "born_at": self._born_at, "ended_at": now,
-            "this_attempt_s": self.account.total_s, "seconds": self.seconds(),
-        })  # fmt: skip
-        if ask is not None:
-            await _ask(ask, {"command": "remember", "host": self._host, "account": told})
-        await asyncio.to_thread(self._write, told)
+    async def remember(self, ask: Ask) -> None:
+        """Leave the account for the next attempt; what is still to come counts as the time between the two."""
+        await _ask(ask, {"command": "remember", "host": self._host, "account": self._close()})
 
-    def _write(self, told: str) -> None:
+    def write(self) -> None:
+        """Leave it for people: the last thing that an agent does."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / "goodput.json").write_text(told + "\n", encoding="utf-8")
+            (self._folder / FILE).write_text(self._close() + "\n", encoding="utf-8")
         except OSError:
-            return  # the journal is in the same folder, and has said so
+            return  # the journal is in the same folder, and its writer has said so
+
+    def _close(self) -> str:
+        now = self._clock.now()
+        self.account = goodput.until(self.account, now, Bucket.IDLE)
+        return json.dumps({
+            "host": self._host,
+            "born_at": self._born_at,
+            "ended_at": now,
+            "this_attempt_s": self.account.total_s,
+            "seconds": self.seconds(),
+        })  # fmt: skip
 
 
 async def _ask(ask: Ask, command: Mapping[str, object]) -> dict[str, Any]:

@@ -204,7 +204,7 @@ class Agent:
         setup, job, policy = self._setup, self._setup.job, self._setup.policy
         metrics = open_metrics(policy)
         metrics.store_available(setup.store is not None)  # until something is asked of it in vain
-        first = not self._accounting.begin(os.getppid(), self._init.state.memo)
+        self._accounting.begin(os.getppid(), self._init.state.memo)
         journal = open_journal(setup.places, metrics, self.log)
         supervisor = Supervisor(job, policy, self._clock, journal, self.log)
         self._init.listen(on_fenced=self._fenced, on_companion_exited=self._companion_exited)
@@ -242,8 +242,7 @@ class Agent:
                 background.append(tasks.create_task(self._trust.keep(coordinator, self._members)))
             if memo.get("lease"):
                 tasks.create_task(coordination.revoke(int(memo["lease"])))
-            if first and setup.store is not None:
-                tasks.create_task(self._accounting.recall(storing.ask))
+            tasks.create_task(self._accounting.recall(storing.ask))
             code = await supervisor.run(executor.perform, lambda *turn: self._follow(turn, watching, tasks, metrics))
             metrics.up(False)
             await self._leave(supervisor.state, storing)
@@ -253,6 +252,7 @@ class Agent:
             await coordination.finish()
         await coordinator.close()
         journal.close()
+        self._accounting.write()
         self.log(f"exit {code}")
         return code
 
@@ -260,7 +260,7 @@ class Agent:
         """What is left in the store at the end, or taken from there."""
         if self._trust is not None:
             await self._trust.end(state, storing.ask)
-        await self._accounting.end(storing.ask if self._setup.store is not None else None)
+        await self._accounting.remember(storing.ask)
 
     def _follow(
         self, turn: tuple[State, e.Event, float], watching: Watching, tasks: asyncio.TaskGroup, metrics: Metrics

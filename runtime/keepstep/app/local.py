@@ -20,7 +20,7 @@ from keepstep import kernel
 from keepstep.adapters.clock import monotonic, sleep, unix_time
 from keepstep.adapters.etcd_member import discard_data_dir
 from keepstep.app.faults import PlannedFault, kill_family, uploader_of
-from keepstep.app.summary import printed_values, summarize
+from keepstep.app.summary import printed_values, read_goodput, summarize
 from keepstep.core.job import PORT_SPAN
 from keepstep.errors import ConfigError, QuorumError
 from keepstep.intake.contract import read_environment
@@ -68,12 +68,17 @@ class _Host:
     generation: int = 0
     restarts: int = 0
     durable: int = 0
+    wall_s: float = 0.0
     _journal: IO[str] | None = None
     _inode: int = 0
 
     @property
+    def output(self) -> Path:
+        return self.folder / "output" / "data" / "keepstep" / self.name
+
+    @property
     def journal(self) -> Path:
-        return self.folder / "output" / "data" / "keepstep" / self.name / "journal.jsonl"
+        return self.output / "journal.jsonl"
 
     def look(self) -> None:
         """Take in what the journal says by now; a new agent begins a new file."""
@@ -196,6 +201,7 @@ class Local:
             await sleep(_RETURN_S)
 
     async def _boot(self, host: _Host) -> int:
+        began = monotonic()
         process = await asyncio.create_subprocess_exec(
             *self.plan.wrap, sys.executable, "-P", "-m", "keepstep", "train",
             "--base-dir", str(host.folder), "--address", "127.0.0.1",
@@ -217,7 +223,9 @@ class Local:
                 if not self.plan.quiet:
                     sys.stdout.buffer.write(line)
                     sys.stdout.flush()
-        return await process.wait()
+        code = await process.wait()
+        host.wall_s = monotonic() - began
+        return code
 
     def _overrides(self) -> list[str]:
         return ["telemetry.listen=127.0.0.1:0", *self.plan.overrides]
@@ -287,6 +295,7 @@ class Local:
     def _write_summary(self, codes: dict[str, int]) -> None:
         summary = summarize(self.plan.folder / "hosts", self.inflicted, codes)
         summary |= printed_values(self.hosts[0].folder / "log.txt")
+        summary["goodput"] = read_goodput({host.name: (host.output, host.wall_s) for host in self.hosts})
         path = self.plan.folder / "summary.json"
         path.write_text(json.dumps(summary, indent=2) + "\n")
         self._say(describe(summary))
@@ -327,6 +336,9 @@ def describe(summary: dict[str, Any]) -> str:
             f"{name.replace('_', ' ')} {value:.3f} s" for name, value in recovery.items() if name != "total"
         )
         lines.append(f"recovered in {recovery['total']:.3f} s: {phases}")
+    if summary["goodput"]["hosts"]:
+        spent = ", ".join(f"{name.replace('_', ' ')} {value:.1f} s" for name, value in summary["goodput"]["s"].items())
+        lines.append(f"all hosts together: {spent}")
     if "final_accuracy" in summary:
         lines.append(f"final accuracy {summary['final_accuracy']:.4f}")
     return "\nkeepstep local | ".join(lines)

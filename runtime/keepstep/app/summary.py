@@ -4,12 +4,15 @@ ones.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keepstep.app.accounting import FILE
 from keepstep.app.replay import journals_under, replay
 from keepstep.core.actions import Measure, Report
 from keepstep.core.events import FirstStepCompleted, StepsSampled
@@ -146,3 +149,25 @@ def printed_values(log: Path) -> dict[str, float]:
             if match is not None:
                 values[match[1]] = float(match[2])
     return values
+
+
+def read_goodput(hosts: Mapping[str, tuple[Path, float]]) -> dict[str, Any]:
+    """Where the hosts' time went.
+
+    Args:
+        hosts: the folder of each host's account, and how long its container was seen to run, seconds.
+
+    Returns:
+        JSON-able: `s`, the seconds of all hosts by bucket, the largest first; `hosts`, by name what the account of the
+        last container comes to (`accounted_s`) and how long that container ran (`wall_s`).
+    """
+    spent: Counter[str] = Counter()
+    found = {}
+    for name, (folder, wall_s) in hosts.items():
+        try:
+            account = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # killed as a machine is
+            continue
+        spent.update(account["seconds"])
+        found[name] = {"accounted_s": round(account["this_attempt_s"], 3), "wall_s": round(wall_s, 3)}
+    return {"s": {name: round(value, 3) for name, value in spent.most_common() if value}, "hosts": found}

@@ -78,8 +78,7 @@ class Account:
 
 def after(account: Account, state: State, event: e.Event, now: float) -> Account:
     """The account after a turn that `event` brought to `state` at `now`, unix seconds."""
-    seconds = dict(account.seconds)
-    seconds[account.bucket] = seconds.get(account.bucket, 0.0) + max(0.0, now - account.at)
+    seconds = dict(until(account, now, account.bucket).seconds)
     marks, worker_id, fault_at = account.marks, account.worker_id, account.fault_at
     worker = state.workers[0] if state.workers else None
     _move_what_is_measured(seconds, state, event)
@@ -99,6 +98,13 @@ def after(account: Account, state: State, event: e.Event, now: float) -> Account
         marks = marks[::2] if len(marks) > _MARKS_MAX else marks
     bucket = bucket_of(state, now)
     return Account(max(now, account.at), bucket, seconds, marks, worker_id, fault_at)
+
+
+def until(account: Account, now: float, bucket: Bucket) -> Account:
+    """The account up to `now`, from which on the host is about something else."""
+    seconds = dict(account.seconds)
+    seconds[account.bucket] = seconds.get(account.bucket, 0.0) + max(0.0, now - account.at)
+    return evolve(account, at=max(now, account.at), bucket=bucket, seconds=seconds)
 
 
 def bucket_of(state: State, now: float) -> Bucket:
@@ -146,9 +152,7 @@ def resumed(account: Account, at: float, gap: Bucket) -> Account:
         at: unix seconds, now.
         gap: what the time in between counts as: DETECT where an agent was dead, BETWEEN where the job was.
     """
-    seconds = dict(account.seconds)
-    seconds[gap] = seconds.get(gap, 0.0) + max(0.0, at - account.at)
-    return evolve(account, at=max(at, account.at), bucket=Bucket.START, seconds=seconds)
+    return until(evolve(account, bucket=gap), at, Bucket.START)
 
 
 def _move_what_is_measured(seconds: dict[Bucket, float], state: State, event: e.Event) -> None:
