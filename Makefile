@@ -7,6 +7,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 TF := .venv-tf/bin/python
 TORCH := .venv-torch/bin/python
+TOOLKIT := .venv-toolkit/bin/python
 LOCALSTACK := .venv-localstack/bin/python
 JOBS ?= 2
 export PYTHONPATH := runtime
@@ -15,10 +16,11 @@ export PYTHONDONTWRITEBYTECODE :=
 DEV_STAMP := .venv/.stamp-$(shell cat requirements/dev.txt | sha256sum | cut -c1-16)
 TF_STAMP := .venv-tf/.stamp-$(shell cat requirements/tensorflow.txt requirements/tf-keras.txt | sha256sum | cut -c1-16)
 TORCH_STAMP := .venv-torch/.stamp-$(shell cat requirements/torch.txt | sha256sum | cut -c1-16)
+TOOLKIT_STAMP := .venv-toolkit/.stamp-$(shell cat requirements/toolkit*.txt | sha256sum | cut -c1-16)
 LOCALSTACK_STAMP := .venv-localstack/.stamp-$(shell cat requirements/localstack.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf venv-torch venv-localstack etcd nets lint check test test-hosts test-resume torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore soak campaign requirements clean
+.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack etcd nets lint check test test-hosts test-resume torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-startup soak campaign requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -41,6 +43,15 @@ $(TORCH_STAMP):
 	$(PYTHON) -m venv .venv-torch
 	$(TORCH) $(PIP_INSTALL) -r requirements/torch.txt
 	rm -f .venv-torch/.stamp-*
+	touch $@
+
+# AWS's own toolkit; it comes as source, and a compiler is wanted for it.
+venv-toolkit: $(TOOLKIT_STAMP)
+$(TOOLKIT_STAMP):
+	$(PYTHON) -m venv .venv-toolkit
+	$(TOOLKIT) $(PIP_INSTALL) -r requirements/toolkit-build.txt
+	$(TOOLKIT) $(PIP_INSTALL) --no-build-isolation -r requirements/toolkit.txt
+	rm -f .venv-toolkit/.stamp-*
 	touch $@
 
 # An S3 server that minds conditions and checksums, for the tests in which those matter.
@@ -137,6 +148,14 @@ bench-restore: venv venv-tf
 # What one event costs a node, in jobs of 8, 64 and 512 hosts.
 bench-fold: venv
 	$(PY) benchmarks/fold.py
+
+# How soon training goes on after a kill, beside torchrun and a loop around a plain script; about 20 minutes.
+bench-recovery: venv venv-tf venv-torch etcd
+	$(PY) -m benchmarks.recovery --python $(TF) --torch $(TORCH)
+
+# How soon a container's script begins, beside AWS's own toolkit.
+bench-startup: venv venv-toolkit
+	$(PY) -m benchmarks.startup --toolkit $(TOOLKIT)
 
 # How soon 2 to 256 hosts start once the last one has come, beside torch's rendezvous; about 15 minutes.
 bench-rendezvous: venv venv-torch etcd

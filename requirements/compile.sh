@@ -15,4 +15,6 @@ compile -c agent.txt -c build.txt dev.in -o dev.txt
 compile tensorflow.in -o tensorflow.txt
 compile --no-deps tf-keras.in -o tf-keras.txt
 compile torch.in -o torch.txt
+compile toolkit-build.in -o toolkit-build.txt
+compile toolkit.in -o toolkit.txt
 compile localstack.in -o localstack.txt
