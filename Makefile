@@ -20,7 +20,7 @@ TOOLKIT_STAMP := .venv-toolkit/.stamp-$(shell cat requirements/toolkit*.txt | sh
 LOCALSTACK_STAMP := .venv-localstack/.stamp-$(shell cat requirements/localstack.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack etcd nets lint check test test-hosts test-resume torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-startup soak campaign requirements clean
+.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack etcd nets lint check test test-hosts test-resume torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-goodput bench-startup attribution soak campaign requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -152,6 +152,15 @@ bench-fold: venv
 # How soon training goes on after a kill, beside torchrun and a loop around a plain script; about 20 minutes.
 bench-recovery: venv venv-tf venv-torch etcd
 	$(PY) -m benchmarks.recovery --python $(TF) --torch $(TORCH)
+
+# What a fault costs in a training that is hurt every 20 s for ten minutes, beside torchrun and a plain loop; half an hour.
+bench-goodput: venv venv-tf venv-torch etcd
+	$(PY) -m benchmarks.goodput --python $(TF) --torch $(TORCH)
+
+# Two hundred random faults on three hosts, and what is said of each; about 20 minutes.
+FAULTS ?= 200
+attribution: venv venv-tf etcd
+	$(PY) -m benchmarks.attribution --python $(TF) --faults $(FAULTS)
 
 # How soon a container's script begins, beside AWS's own toolkit.
 bench-startup: venv venv-toolkit

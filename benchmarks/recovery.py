@@ -92,6 +92,7 @@ class Run:
 
 def command_of(system: str, options: argparse.Namespace, folder: Path) -> list[str]:
     common = ["--bytes", str(options.bytes), "--every", str(EVERY), "--folder", str(folder)]
+    common += ["--step", str(getattr(options, "step", 0.0))]
     if system == "torchrun":
         launcher = [str(options.torch), "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2"]
         return [*launcher, "--max-restarts=1000", "--master-port=0", str(TORCH_JOB), *common]

@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--every", type=int, required=True, help="steps between the checkpoints of `plain`")
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--step", type=float, default=0.0, help="seconds that a step takes at the least")
     options = parser.parse_args()
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -63,7 +64,9 @@ def main() -> None:
 
     with (options.folder / f"steps-{rank}").open("a", buffering=1) as told:
         for step in steps(options, state, rank):
+            began = time.monotonic()
             train_step()
+            time.sleep(max(0.0, began + options.step - time.monotonic()))
             told.write(f"{os.getpid()} {step} {time.monotonic()}\n")
 
 

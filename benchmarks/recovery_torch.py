@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--every", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--step", type=float, default=0.0, help="seconds that a step takes at the least")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -37,7 +38,7 @@ def main() -> None:
             state[name].copy_(tensor)
     with (options.folder / f"steps-{rank}").open("a", buffering=1) as told:
         while True:
-            step += 1
+            step, began = step + 1, time.monotonic()
             product = matrix
             for _ in range(4):
                 product = product @ matrix * 1e-3
@@ -45,6 +46,7 @@ def main() -> None:
             dist.all_reduce(gradient)
             for n in range(6):
                 state[f"tensor_{n}"].mul_(0.9).add_(0.1 * gradient)
+            time.sleep(max(0.0, began + options.step - time.monotonic()))
             told.write(f"{os.getpid()} {step} {time.monotonic()}\n")
             if step % options.every == 0:
                 if rank == 0:

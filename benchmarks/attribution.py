@@ -1,0 +1,190 @@
+"""Whose fault it was: random faults on random ranks of a job of three hosts, and what keepstep says of each.
+
+An exception, an exit without one, a crash, a kill, a hang, memory beyond what a control group allows; the others get
+whatever TensorFlow raises where a rank is gone. Prints a table; the last line of the output is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from keepstep.app.replay import journals_under
+
+ROOT = Path(__file__).resolve().parents[1]
+JOB = ROOT / "benchmarks" / "attribution_job.py"
+HOSTS = 3
+NAMES = tuple(f"algo-{number}" for number in range(1, HOSTS + 1))
+CAUSES = {
+    "exception": "user_code", "exit": "user_code", "segfault": "killed", "kill": "killed", "hang": "hang",
+    "memory": "out_of_memory",
+}  # fmt: skip
+SETTINGS = (
+    "restart.budget=100000 per 1h", "restart.ceiling=10000", "restart.same_step=100", "hang.floor=2s", "hang.pause=3s",
+    "failures=[{cause: any, respond: restart}]",
+)  # fmt: skip
+ROOM_BYTES = 256 << 20
+PATIENCE_S, POLL_S = 120.0, 0.05
+_TOLD = re.compile(r"(\w+) on (\S+) rank (\d+) ")
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+class Job:
+    """A job that trains until it is told to stop."""
+
+    def __init__(self, folder: Path, python: Path) -> None:
+        self.folder = folder
+        self.verdicts: list[str] = []
+        self._read: Counter[Path] = Counter()
+        self._worlds: Counter[str] = Counter()
+        self._workers: dict[str, int] = {}
+        words = [word for each in SETTINGS for word in ("--set", each)]
+        command = [
+            sys.executable,
+            "-m",
+            "keepstep",
+            "local",
+            "--quiet",
+            "--hosts",
+            str(HOSTS),
+            "--store",
+            "none",
+            *words,
+        ]
+        command += ["--python", str(python), "--out", str(folder / "run"), str(JOB), "--folder", str(folder)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "runtime"), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        with (folder / "output").open("wb") as output:
+            self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+
+    def look(self) -> None:
+        """Take in what the journals have told since the last look."""
+        for path in journals_under(self.folder / "run" / "hosts"):
+            with path.open("rb") as journal:
+                journal.seek(self._read[path])
+                lines = journal.read().split(b"\n")
+            self._read[path] += sum(len(line) + 1 for line in lines[:-1])
+            for line in lines[:-1]:
+                self._hear(path.parent.name, json.loads(line))
+
+    def _hear(self, host: str, turn: dict[str, Any]) -> None:
+        event = turn.get("event", {})
+        if event.get("kind") == "first_step_completed":
+            self._worlds[host] += 1
+        elif event.get("kind") == "worker_started":
+            self._workers[host] = event["pid"]
+        self.verdicts += [text for reason, text in turn.get("notes", ()) if reason == "restart_allowed"]
+
+    def worlds(self) -> int:
+        """How many generations have made a step on all hosts."""
+        return min(self._worlds[name] for name in NAMES)
+
+    def worker(self, rank: int) -> int:
+        """Pid of the newest worker of a rank."""
+        return self._workers[NAMES[rank]]
+
+    def wait_for(self, look: Callable[[], Any], what: str) -> Any:
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            self.look()
+            if found := look():
+                return found
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise SystemExit(f"no {what}\n{(self.folder / 'output').read_text(errors='replace')[-3000:]}")
+            time.sleep(POLL_S)
+
+    def end(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Cage:
+    """A control group in which a process may take only a little more memory than it has."""
+
+    def __init__(self, pid: int) -> None:
+        unified = (_GROUPS / "cgroup.controllers").exists()
+        self._folder = (_GROUPS if unified else _GROUPS / "memory") / f"keepstep-{os.getpid()}-{pid}"
+        self._folder.mkdir()
+        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        limit = self._folder / ("memory.max" if unified else "memory.limit_in_bytes")
+        limit.write_text(str(resident + ROOM_BYTES))
+        (self._folder / "cgroup.procs").write_text(str(pid))
+
+    def open(self) -> None:
+        """Give the group back once nobody is in it."""
+        with suppress(OSError):
+            self._folder.rmdir()
+
+
+def inflict(job: Job, kind: str, rank: int) -> Cage | None:
+    """Do it, or have it done."""
+    pid = job.worker(rank)
+    cage = Cage(pid) if kind == "memory" else None
+    if kind == "kill":
+        os.kill(pid, signal.SIGKILL)
+    else:
+        order = job.folder / "order"
+        order.write_text(kind)
+        order.rename(job.folder / f"do-{rank}")
+    return cage
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", type=Path, required=True, help="a Python that has TensorFlow")
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    draw = random.Random(options.seed)
+    right: Counter[tuple[str, int]] = Counter()
+    wrong: list[str] = []
+    drawn: Counter[tuple[str, int]] = Counter()
+    with tempfile.TemporaryDirectory() as name:
+        job = Job(Path(name), options.python.absolute())
+        try:
+            for number in range(options.faults):
+                job.wait_for(lambda n=number: job.worlds() > n, f"world after {number} faults")
+                time.sleep(draw.uniform(0.0, 1.0))  # somewhere in the training
+                kind, rank = draw.choice(list(CAUSES)), draw.randrange(HOSTS)
+                cage = inflict(job, kind, rank)
+                verdict = job.wait_for(lambda n=number: job.verdicts[n:], f"verdict on {kind} of rank {rank}")[0]
+                told = _TOLD.match(verdict)
+                drawn[kind, rank] += 1
+                if told is not None and (told[1], int(told[3])) == (CAUSES[kind], rank):
+                    right[kind, rank] += 1
+                else:
+                    wrong.append(f"{kind} of rank {rank}: {verdict}")
+                    print(wrong[-1], flush=True)
+                if cage is not None:
+                    cage.open()
+        finally:
+            job.end()
+    print(f"{'':10}" + "".join(f"{f'rank {rank}':>12}" for rank in range(HOSTS)))
+    for kind in CAUSES:
+        print(f"{kind:10}" + "".join(f"{f'{right[kind, r]} of {drawn[kind, r]}':>12}" for r in range(HOSTS)))
+    print(json.dumps({
+        "name": "attribution", "value": sum(right.values()), "goal": options.faults, "ok": not wrong, "wrong": wrong,
+        "faults": {kind: sum(drawn[kind, rank] for rank in range(HOSTS)) for kind in CAUSES}, "seed": options.seed,
+        "load_average": os.getloadavg()[0],
+    }))  # fmt: skip
+    return 0 if not wrong else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
