@@ -73,7 +73,7 @@ def tell_action(action: a.Action) -> str:
         case a.CommitCheckpoint():
             return f"commit step {action.step}"
         case a.WriteFailure():
-            return f"write failure: {action.text}"
+            return f"write failure: {action.text}".replace("\n", " / ")
     values = (getattr(action, field.name) for field in fields(action) if field.name != "operation")
     return " ".join([_words(type(action).__name__), *(str(value) for value in values)])
 

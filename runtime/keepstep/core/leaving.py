@@ -7,6 +7,7 @@ from keepstep.core.actions import CommitCheckpoint, UploadSnapshot
 from keepstep.core.facts import Slab
 from keepstep.core.reasons import Reason
 from keepstep.core.records import GenerationRecord, Member, Standing
+from keepstep.core.restarts import hint_for
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
 from keepstep.core.world import durable_step, statuses_of
@@ -35,7 +36,7 @@ def leave_together(turn: Turn) -> None:
     if heard_at is not None:
         last_at = min(last_at, heard_at + _LAST_OUT_S if _keeps_etcd(turn) and others else turn.now)
     if turn.now >= last_at or not turn.has_lease:
-        turn.leave(generation.exit_code or 0, generation.verdict, Reason.LEAVING)
+        turn.leave(generation.exit_code or 0, generation.verdict, Reason.LEAVING, hint_for(generation.root))
     else:
         turn.wake(last_at)
 

@@ -125,6 +125,24 @@ def backoff_s(policy: Policy, failures: int) -> float:
     return min(max_s, first_s * 2.0 ** min(failures, 30))
 
 
+_HINTS = {
+    FailureCause.USER_CODE: "the script ended by itself; its traceback is in that host's log",
+    FailureCause.PEER: "every rank says that another one failed first; look for a host or a network that was lost",
+    FailureCause.KILLED: "something outside of keepstep ended the process; a crash in native code looks the same",
+    FailureCause.OUT_OF_MEMORY: "take a smaller batch, fewer data workers, or an instance with more memory",
+    FailureCause.HANG: "the stacks of all ranks are in output/data/keepstep/HOST/stacks",
+    FailureCause.GPU_FAULT: "the GPU is not to be trusted; start the job again to get another host",
+    FailureCause.HOST_LOST: "start the job again: what is committed is gone on from",
+    FailureCause.LEASE_LOST: "start the job again: what is committed is gone on from",
+    FailureCause.STORE: "see to the store; nothing that is committed is lost",
+}
+
+
+def hint_for(failure: Failure | None) -> str:
+    """What people can do about a failure that ended the job; empty where there is nothing to say."""
+    return "" if failure is None else _HINTS.get(failure.cause, "")
+
+
 def describe(failure: Failure) -> str:
     """One line for people: cause, where, when in training, what it said."""
     where = f"{failure.host} rank {failure.rank}" if failure.rank >= 0 else failure.host

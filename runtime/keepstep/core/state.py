@@ -178,12 +178,12 @@ class Turn:
     def in_flight(self, operation: str) -> bool:
         return self.state.flight.get(operation) == NEVER
 
-    def leave(self, code: int, text: str, reason: Reason) -> None:
-        """Stop everything here and exit; what went wrong goes to the failure file."""
+    def leave(self, code: int, text: str, reason: Reason, hint: str = "") -> None:
+        """Stop everything here and exit; what went wrong, and what can be done, goes to the failure file."""
         for worker in self.state.workers:
             self.do(StopWorker(worker.worker_id))
         if code:
-            self.do(WriteFailure(text))
+            self.do(WriteFailure(f"{text}\nhint: {hint}" if hint else text))
         if self.state.lease is not None:
             self.do(RevokeLease(self.state.lease.lease))
         self.set(exit_code=int(code))
