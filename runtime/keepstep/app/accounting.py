@@ -34,7 +34,7 @@ class Accounting:
 
     def __init__(self, host: str, folder: Path, clock: Clock) -> None:
         """Args: folder: for the account as a file."""
-        self._host, self._folder, self._clock = host, folder, clock
+        self._host, self._folder, self._clock, self._place = host, folder, clock, f"goodput/{host}.json"
         self.account = Account(clock.now())
         self.earlier: dict[Bucket, float] = {}
         self._born_at = self.account.at
@@ -90,9 +90,9 @@ class Accounting:
         """Take in what earlier attempts of the job came to on this host; without a store there were none."""
         if not self._is_first:
             return
-        reply = await _ask(ask, {"command": "recall", "host": self._host})
+        reply = await _ask(ask, {"command": "recall", "place": self._place})
         try:
-            kept = json.loads(reply["account"])
+            kept = json.loads(reply["text"])
             seconds = {Bucket(name): float(value) for name, value in kept["seconds"].items()}
             between_s = max(0.0, self._born_at - float(kept["ended_at"]))
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -102,7 +102,7 @@ class Accounting:
 
     async def remember(self, ask: Ask) -> None:
         """Leave the account for the next attempt; what is still to come counts as the time between the two."""
-        await _ask(ask, {"command": "remember", "host": self._host, "account": self._close()})
+        await _ask(ask, {"command": "note", "place": self._place, "text": self._close()})
 
     def write(self) -> None:
         """Leave it for people: the last thing that an agent does."""

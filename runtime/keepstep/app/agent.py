@@ -214,14 +214,12 @@ class Agent:
         await link.open()
         standbys = Standbys(job.host, supervisor.post, self.log)
         sampler = Sampler(link, self._clock, metrics, supervisor.post, standbys.learn)
-        probing = Probing(
-            link, sampler, clock=self._clock, folder=setup.places.output / "stacks", post=supervisor.post, log=self.log
-        )
         launcher = make_launcher(setup, link, standbys, self.log)
         coordination = Coordination(coordinator, job.name, self._clock, supervisor.post, self.log)
         local = local_folder(policy.checkpoint.local, setup.contract)
         storing = Storing(job.name, setup.store, policy, supervisor.post, self.log, local)
         watching = Watching(job, setup.places.scratch, storing, supervisor.post, self.log)
+        probing = Probing(link, sampler, storing, setup.places.output, supervisor.post, self.log)
         if self._listener is not None and self._trust is not None:
             storing.give(Giving(self._listener, tls_files(self._trust.folder)), link.wire_fd)
         memo = self._init.state.memo

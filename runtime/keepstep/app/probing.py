@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from keepstep.adapters import stacks
-from keepstep.adapters.clock import Clock, sleep
+from keepstep.adapters.clock import sleep
 from keepstep.adapters.stacks import Thread
+from keepstep.adapters.uploader import UploaderGone
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.app.sampling import Sampler
+from keepstep.app.storing import Storing
 from keepstep.core.actions import CollectStacks, SamplePulse
 from keepstep.core.events import Event, PulseSampled, StacksCollected
 from keepstep.core.stalls import Activity, Stall
@@ -33,15 +36,15 @@ class Probing:
         self,
         link: WorkerLink,
         sampler: Sampler,
-        *,
-        clock: Clock,
+        storing: Storing,
         folder: Path,
         post: Callable[[Event], None],
         log: Callable[[str], None],
     ) -> None:
-        """Args: folder: where stacks are kept."""
-        self._link, self._sampler, self._clock = link, sampler, clock
-        self._folder, self._post, self._log = folder, post, log
+        """Args: folder: where stacks are kept, of the host that it is named after; in the store as well."""
+        self._link, self._sampler, self._storing = link, sampler, storing
+        self._folder, self._post, self._log = folder / "stacks", post, log
+        self._place = f"stacks/{folder.name}"
 
     def pulse(self, action: SamplePulse) -> None:
         """Say what the worker is about."""
@@ -57,7 +60,7 @@ class Probing:
             stacks_file: where it writes its stacks itself, where that is asked of it.
         """
         progress = self._link.progress()
-        since = self._clock.now() - self._sampler.pulse()[1]
+        since = self._sampler.silent_since()
         before = stacks.look(progress.pid)
         await sleep(_LOOK_S)
         after = stacks.look(progress.pid)
@@ -107,6 +110,10 @@ class Probing:
             self._log(f"rank {action.rank} stands still; its stacks are in {self._folder / name}")
         except OSError as error:
             self._log(f"stacks of rank {action.rank} can not be kept: {error}")
+            return
+        with contextlib.suppress(UploaderGone):  # where there is no store they are kept here alone
+            place = f"{self._place}/{name}"
+            await self._storing.ask({"command": "note", "place": place, "file": str(self._folder / name)})
 
 
 def read_threads(threads: Sequence[Thread]) -> tuple[bool, tuple[str, ...]]:

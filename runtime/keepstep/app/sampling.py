@@ -108,6 +108,10 @@ class Sampler:
         """What the worker is about, and for how many seconds of looking it has published nothing."""
         return activity_of(self._seen, self._stepped, self._in_a_loop), self._silent_s
 
+    def silent_since(self) -> float:
+        """Since when it has published nothing, unix seconds; time in which nobody looked does not count."""
+        return self._clock.now() - self._silent_s
+
     def _listen(self, progress: Progress) -> None:
         """Whatever a worker publishes, it does on the path of its steps. Time in which nobody looked does not count."""
         now = self._clock.now()

@@ -23,8 +23,8 @@ Where `ok` is false, `error` is one of ERRORS and `detail` says more.
     trust                                           authority, etag; null where there is none
     entrust authority, [replaces: etag]             written: false where another host was first
     forget  etag                                    removed: false where another authority is there
-    remember host, account                          for the next attempt
-    recall  host                                    account; null where none was remembered
+    note    place, text or file                     for people, or for the next attempt
+    recall  place                                   text; null where nothing was noted there
     notices                                         spot_at, rebalance; away where no metadata service answers
 
 Each family of commands has a thread of its own, so that none waits behind another's bytes.
@@ -54,7 +54,7 @@ from keepstep.app.filing import Filing, Stuck
 from keepstep.app.giving import Giving, InvalidCommand, number, text
 from keepstep.checkpoint import authority, commit, restore, retention, tables, upload
 from keepstep.checkpoint.digests import ShortSlab
-from keepstep.checkpoint.keys import ManifestName, files_line, goodput_key, is_job, is_run
+from keepstep.checkpoint.keys import ManifestName, files_line, is_job, is_run, note_key
 from keepstep.checkpoint.manifest import build_manifest, parse_stored_object
 from keepstep.checkpoint.peering import Peers
 from keepstep.checkpoint.probe import probe_store
@@ -78,12 +78,12 @@ be written; invalid: no such command."""
 LANES: Final = {
     "open": "head", "head": "head", "verify": "verify", "upload": "upload", "commit": "commit", "fetch": "fetch",
     "sweep": "sweep", "compare": "sweep", "trust": "head", "entrust": "head", "forget": "head",
-    "remember": "head", "recall": "head",
+    "note": "sweep", "recall": "head",
     "watch": "watch", "settle": "files", "keep": "files", "put_back": "files",
     "seals": "verify", "listen": "verify", "offer": "verify", "notices": "notices",
 }  # fmt: skip
 NICENESS = 10
-_ACCOUNT_BYTES_MAX = 64 << 10
+_NOTE_BYTES_MAX = 4 << 20
 EXIT_BUG = 70
 PR_SET_PDEATHSIG = 1
 _FAMILIES: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...]] = (
@@ -137,8 +137,10 @@ class Uploader:
                 return self._sweep(command)
             case "trust" | "entrust" | "forget" as what:
                 return self._authority(what, command)
-            case "remember" | "recall" as what:
-                return self._account(what, command)
+            case "note":
+                return self._note(command)
+            case "recall":
+                return self._recall(command)
             case "notices":
                 return self._notices()
             case other:
@@ -197,16 +199,23 @@ class Uploader:
         replaces = text(command, "replaces") if command.get("replaces") is not None else None
         return {"written": authority.put_authority(store, job, text(command, "authority"), replaces)}
 
-    def _account(self, what: str, command: Mapping[str, Any]) -> dict[str, object]:
+    def _note(self, command: Mapping[str, Any]) -> dict[str, object]:
         store, job = self._opened()
-        key = goodput_key(job, text(command, "host"))
-        if what == "remember":
-            store.put(key, text(command, "account").encode())
-            return {}
+        if "file" in command:
+            with open(text(command, "file"), "rb") as file:
+                content = file.read(_NOTE_BYTES_MAX)
+        else:
+            content = text(command, "text").encode()
+        store.put(note_key(job, text(command, "place")), content)
+        return {}
+
+    def _recall(self, command: Mapping[str, Any]) -> dict[str, object]:
+        store, job = self._opened()
         try:
-            return {"account": store.read(key, _ACCOUNT_BYTES_MAX).decode(errors="replace")}
+            content = store.read(note_key(job, text(command, "place")), _NOTE_BYTES_MAX)
         except NotFound:
-            return {"account": None}
+            return {"text": None}
+        return {"text": content.decode(errors="replace")}
 
     def _verify(self, command: Mapping[str, Any], fd: int) -> dict[str, object]:
         measured = upload.measure_slab(fd, number(command, "size_bytes"))

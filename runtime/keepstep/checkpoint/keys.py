@@ -7,7 +7,8 @@
 <job>/objects/g<generation>/s<step>/tensors-<rank>.<run>    the CRCs of a rank's tensors; no manifest names it
 <job>/probe/<nonce>                                written and removed when a store is opened
 <job>/trust/authority.json                         by what the hosts know each other; removed at the end of the job
-<job>/goodput/<host>.json                          where a host's time went, in all attempts so far
+<job>/notes/goodput/<host>.json                    where a host's time went, in all attempts so far
+<job>/notes/stacks/<host>/generation-<number>-rank-<rank>.txt     what a worker that stood still was doing
 
 What a script wrote itself has a line of its own, `<job>/files`, numbered by commits instead of steps:
 
@@ -75,8 +76,10 @@ def head_key(job: str) -> str:
     return f"{job}/HEAD.json"
 
 
-def goodput_key(job: str, host: str) -> str:
-    return f"{job}/goodput/{_NOT_IN_KEYS.sub('_', host)}.json"
+def note_key(job: str, place: str) -> str:
+    """Key of something that is kept for people, or for the next attempt; names of hosts may have any letters."""
+    parts = [_NOT_IN_KEYS.sub("_", part).lstrip(".") or "_" for part in place.split("/")]
+    return "/".join([job, "notes", *parts])
 
 
 def manifests_prefix(job: str) -> str:
