@@ -22,12 +22,12 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 class Process:
     """One line of the process table."""
 
-    __slots__ = ("group", "parent", "session", "zombie")
+    __slots__ = ("frozen", "group", "parent", "session", "zombie")
 
     def __init__(self, stat: bytes) -> None:
         """Take in a /proc/PID/stat; the command's name in it may hold anything, a bracket included."""
         fields = stat.rpartition(b")")[2].split()
-        self.zombie = fields[0] in (b"Z", b"X")
+        self.zombie, self.frozen = fields[0] in (b"Z", b"X"), fields[0] in (b"T", b"t")
         self.parent, self.group, self.session = int(fields[1]), int(fields[2]), int(fields[3])
 
 
@@ -50,6 +50,15 @@ def is_alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return not Process(stat.read()).zombie
+    except OSError:
+        return False
+
+
+def is_frozen(pid: int) -> bool:
+    """Whether a process is stopped by a signal or by a debugger."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return Process(stat.read()).frozen
     except OSError:
         return False
 

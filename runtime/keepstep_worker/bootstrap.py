@@ -28,6 +28,7 @@ _PR_SET_PDEATHSIG = 1
 _EXIT_USAGE = 2
 _EXIT_ORPHANED = 143
 _INSTRUMENTED = {
+    "tensorflow.python.eager.context": "keepstep_worker.timers",
     "keras.src.backend.tensorflow.trainer": "keepstep_worker.keras3",
     "tf_keras.src.engine.training": "keepstep_worker.tfkeras",
     "keras.src.engine.training": "keepstep_worker.tfkeras",  # Keras 2.13 to 2.15

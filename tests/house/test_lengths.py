@@ -23,7 +23,7 @@ VOCABULARY_NAMES = (
         "quantities",
         "reasons",
     ),
-    *("records", "stalls", "values", "view"),
+    *("records", "stalls", "standby_events", "values", "view"),
 )
 VOCABULARY = {f"{name}.py" for name in VOCABULARY_NAMES}
 """Declarations: what is known, said and wanted. They decide nothing, and grow with every knob and every fact."""

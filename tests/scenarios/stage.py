@@ -117,7 +117,7 @@ class Stage(Watched):
             case a.StartWorker():
                 self.worker = action.worker_id
             case a.StopWorker():
-                self.post(self._exit(signal=9))
+                self.post(self._exit(signal=9, frozen=self.thaw()))
             case a.ClearSeal():
                 self.page.pop(action.slab, None)
             case a.DropSlabs():

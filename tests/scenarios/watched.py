@@ -17,7 +17,7 @@ class Watched:
 
     def __init__(self) -> None:
         self._doing, self._silent_since = Activity.STEP, None  # type: Activity, float | None
-        self._moves_when_looked_at = False
+        self._moves_when_looked_at = self.frozen = False
 
     def stands_still(self, doing: str = "step", entered: str = "") -> None:
         """The worker gives no sign from now on."""
@@ -31,6 +31,15 @@ class Watched:
     def goes_on_when_looked_at(self) -> None:
         """It was slow: by the time that its stacks are read, it has moved."""
         self._moves_when_looked_at = True
+
+    def is_frozen(self) -> None:
+        """Somebody stops the worker by a signal."""
+        self.frozen = True
+
+    def thaw(self) -> bool:
+        """Whether it was stopped; the next one is not."""
+        frozen, self.frozen = self.frozen, False
+        return frozen
 
     def look(self, action: a.SamplePulse | a.CollectStacks) -> e.Event:
         """What is found."""

@@ -172,6 +172,7 @@ class Executor:
             signal=status.signal,
             error=read_first_error(self._launcher.error_file(worker_id)),
             out_of_memory=status.out_of_memory,
+            frozen=status.frozen,
             entered=progress.entered_step,
             completed=progress.completed_step,
             seals=self._seals(),

@@ -14,6 +14,9 @@ from keepstep.core.hang_events import PulseSampled as PulseSampled
 from keepstep.core.hang_events import StacksCollected as StacksCollected
 from keepstep.core.hang_events import WorkerEvaluates as WorkerEvaluates
 from keepstep.core.records import Record, StoredObject
+from keepstep.core.standby_events import StandbyGone as StandbyGone
+from keepstep.core.standby_events import StandbyReady as StandbyReady
+from keepstep.core.standby_events import WorkerImported as WorkerImported
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,33 +157,6 @@ class WorkerStarted:
 class WorkerHello:
     worker_id: str
     kind: Literal["worker_hello"] = "worker_hello"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerImported:
-    """A large module has been imported; with what settings is not the core's business."""
-
-    worker_id: str
-    module: str
-    kind: Literal["worker_imported"] = "worker_imported"
-
-
-@dataclass(frozen=True, slots=True)
-class StandbyReady:
-    """It has its imports behind it."""
-
-    standby_id: str
-    kind: Literal["standby_ready"] = "standby_ready"
-
-
-@dataclass(frozen=True, slots=True)
-class StandbyGone:
-    """A standby has ended, was of no use to the script, or could not be had. `retry_s`: when to try again."""
-
-    standby_id: str
-    detail: str
-    retry_s: float = 0.0
-    kind: Literal["standby_gone"] = "standby_gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +339,10 @@ class EnteredSampled:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """A worker's process is gone. `seals` is what the control page says now."""
+    """A worker's process is gone. `seals` is what the control page says now.
+
+    `frozen` where it was stopped by a signal when it was killed.
+    """
 
     worker_id: str
     at: float
@@ -371,6 +350,7 @@ class WorkerExited:
     signal: int | None = None
     error: FirstError | None = None
     out_of_memory: bool = False
+    frozen: bool = False
     entered: int = 0
     completed: int = 0
     seals: tuple[SlabSeal, ...] = ()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from keepstep.core.actions import CollectStacks, SamplePulse
 from keepstep.core.causes import FailureCause
-from keepstep.core.events import PulseSampled, StacksCollected, WorkerEvaluates
+from keepstep.core.events import PulseSampled, StacksCollected, WorkerEvaluates, WorkerExited
 from keepstep.core.facts import Worker
 from keepstep.core.policy import Hang
 from keepstep.core.reasons import Reason
@@ -154,6 +154,21 @@ def on_pulse_sampled(turn: Turn, event: PulseSampled) -> None:
             turn.set_worker(worker.worker_id, stall=None)
             turn.because(Reason.MOVES_AGAIN, f"rank {worker.rank}")
         turn.set_worker(worker.worker_id, activity=event.activity, sign_at=sign_at, looked_at=turn.now)
+
+
+def on_frozen(turn: Turn, worker: Worker, event: WorkerExited) -> None:
+    """A worker that was ordered to stop had been stopped by a signal: what the others failed of is that.
+
+    TensorFlow ends the ranks that wait for it by its own heartbeats, long before anybody looks.
+    """
+    generation = turn.generation
+    if not event.frozen or turn.state.failure is not None or generation is None or not generation.failures:
+        return
+    entered = max(event.entered, event.completed)
+    stall = Stall(worker.activity, turn.now, entered, event.completed, "T")
+    failure = Failure(FailureCause.HANG, turn.state.job.host, turn.now, worker.rank, entered, message=tell(stall))
+    turn.set(failure=failure, failure_generation=worker.generation)
+    turn.because(Reason.STALLED, tell(stall))
 
 
 def on_worker_evaluates(turn: Turn, event: WorkerEvaluates) -> None:

@@ -70,8 +70,8 @@ def start(turn: Turn) -> None:
     turn.set(spawned=generation.number, spawns=state.spawns + 1, workers=(worker,), completed=step, trained_rank=rank)
     turn.set(restore=None if slab is None or slab.seal is None else (slab.slab, slab.seal.step))
     write_orders(turn)
-    full, batch, number = limits(turn)[1], state.policy.elastic.batch, generation.number
-    command, environment = plan_worker(state.job, number, addresses_of(generation), rank, full, batch)
+    full, number = limits(turn)[1], generation.number
+    command, environment = plan_worker(state.job, number, addresses_of(generation), rank, state.policy, full)
     turn.do(
         StartWorker(worker_id, number, rank, command, environment, taken),
         Reason.WORKER_STARTS,
@@ -287,6 +287,7 @@ def on_worker_exited(turn: Turn, event: WorkerExited) -> None:
     reload_seals(turn, event.seals)
     if worker.stopping:
         turn.because(Reason.WORKER_STOPPED, worker.worker_id)
+        hang.on_frozen(turn, worker, event)
     elif turn.interrupted and worker.signalled_at is not None:
         turn.because(Reason.WORKER_STOPPED, "ended by the forwarded signal")
     elif event.exit_code == 0:

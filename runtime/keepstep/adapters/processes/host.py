@@ -53,11 +53,17 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How a worker ended: by a code or by a signal, the other is None; `out_of_memory`: the kernel had to kill."""
+    """How a worker ended: by a code or by a signal, the other is None.
+
+    Attributes:
+        out_of_memory: the kernel had to kill somebody.
+        frozen: it was stopped by a signal when it was told to end.
+    """
 
     exit_code: int | None
     signal: int | None
     out_of_memory: bool = False
+    frozen: bool = False
 
     def __str__(self) -> str:
         return f"exit code {self.exit_code}" if self.signal is None else f"signal {self.signal}"
@@ -82,6 +88,7 @@ class WorkerProcess:
     pidfd: int = -1
     prefix: bytes = b""
     held: bool = False
+    frozen: bool = False
     undrained: int = 2
     status: ExitStatus | None = None
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
@@ -197,6 +204,7 @@ class ProcessHost:
         if worker is None:
             return
         doomed: set[int] = set()
+        worker.frozen = kernel.is_frozen(worker.pid)
         try:
             async with asyncio.timeout(timeout_s):
                 doomed = _live_kin(worker.pgid)
@@ -246,7 +254,7 @@ class ProcessHost:
         out_of_memory = self._oom_kills.strike(worker.pid)
         code = worker.process.wait()
         killed = code == -signal.SIGKILL and out_of_memory
-        worker.status = ExitStatus(code, None) if code >= 0 else ExitStatus(None, -code, killed)
+        worker.status = ExitStatus(code, None) if code >= 0 else ExitStatus(None, -code, killed, worker.frozen)
         if worker.pidfd >= 0:
             self._loop.remove_reader(worker.pidfd)
             os.close(worker.pidfd)

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from keepstep.core.job import JobSpec
 from keepstep.core.launch.multi_worker import tf_config
+from keepstep.core.policy import Policy
+
+_HEARTBEATS = 2.0
+"""TensorFlow gives a silent peer up after so many leases: keepstep is to know first."""
 
 
 def worker_command(job: JobSpec) -> tuple[str, ...]:
@@ -16,7 +20,7 @@ def worker_command(job: JobSpec) -> tuple[str, ...]:
 
 
 def plan_worker(
-    job: JobSpec, generation: int, addresses: tuple[str, ...], rank: int, full: int = 0, batch: str = "keep_global"
+    job: JobSpec, generation: int, addresses: tuple[str, ...], rank: int, policy: Policy, full: int = 0
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Command and additional environment of this host's worker, in a job of `full` ranks (0: all hosts) when whole.
 
@@ -30,7 +34,9 @@ def plan_worker(
         "KEEPSTEP_LOCAL_RANK": "0",
         "KEEPSTEP_WORLD_SIZE": str(len(addresses)),
         "KEEPSTEP_FULL_WORLD": str(full or len(job.hosts)),
-        "KEEPSTEP_BATCH": batch,
+        "KEEPSTEP_BATCH": policy.elastic.batch,
+        "KEEPSTEP_HEARTBEAT_S": f"{_HEARTBEATS * policy.coordination.lease:g}",
+        "KEEPSTEP_REGISTER_S": f"{policy.hang.first_step:g}",
     }
     if job.strategy == "multi_worker":
         environment["TF_CONFIG"] = tf_config(addresses, rank)
