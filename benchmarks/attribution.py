@@ -64,7 +64,17 @@ class Job:
             "none",
             *words,
         ]
-        command += ["--python", str(python), "--out", str(folder / "run"), str(JOB), "--folder", str(folder)]
+        command += [
+            "--store",
+            str(folder / "store"),
+            "--python",
+            str(python),
+            "--out",
+            str(folder / "run"),
+            str(JOB),
+            "--folder",
+            str(folder),
+        ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "runtime"), "TF_CPP_MIN_LOG_LEVEL": "2"}
         with (folder / "output").open("wb") as output:
             self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)

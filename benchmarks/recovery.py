@@ -33,6 +33,8 @@ EVERY = 100
 TRAINS_S = (6.0, 9.0)
 """How long training goes on between two kills, at least and at most."""
 PATIENCE_S = 120.0
+FOR_TORCHRUN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Else its workers meet in the agent's store, find the addresses of those that were killed, and hang now and then."""
 POLL_S = 0.002
 
 
@@ -42,7 +44,7 @@ class Run:
     def __init__(self, system: str, options: argparse.Namespace, folder: Path) -> None:
         self.system, self.folder = system, folder
         folder.mkdir()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "runtime"), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "runtime"), "TF_CPP_MIN_LOG_LEVEL": "2"} | FOR_TORCHRUN
         with (folder / "output").open("wb") as output:
             self._process = subprocess.Popen(
                 command_of(system, options, folder), env=environment, cwd=ROOT, stdout=output, stderr=output
@@ -92,16 +94,27 @@ class Run:
 
 def command_of(system: str, options: argparse.Namespace, folder: Path) -> list[str]:
     common = ["--bytes", str(options.bytes), "--every", str(EVERY), "--folder", str(folder)]
-    common += ["--step", str(getattr(options, "step", 0.0))]
+    common += ["--step", str(options.step)]
     if system == "torchrun":
         launcher = [str(options.torch), "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2"]
-        return [*launcher, "--max-restarts=1000", "--master-port=0", str(TORCH_JOB), *common]
+        return [*launcher, "--max-restarts=1000", "--standalone", str(TORCH_JOB), *common]
     if system == "plain":
         loop = [sys.executable, "-m", "benchmarks.recovery_loop", str(options.python)]
         return [*loop, str(JOB), "--mode", "plain", *common]
     settings = [f"launch.standby={int(system == 'standby')}", "restart.budget=1000 per 1h", "restart.ceiling=1000"]
     words = [word for each in settings for word in ("--set", each)]
-    local = [sys.executable, "-m", "keepstep", "local", "--quiet", "--hosts", "2", "--store", "none", *words]
+    local = [
+        sys.executable,
+        "-m",
+        "keepstep",
+        "local",
+        "--quiet",
+        "--hosts",
+        "2",
+        "--store",
+        str(folder / "store"),
+        *words,
+    ]
     return [
         *local,
         "--python",
@@ -137,6 +150,7 @@ def main() -> int:
     parser.add_argument("--python", type=Path, required=True, help="a Python that has TensorFlow")
     parser.add_argument("--torch", type=Path, required=True, help="a Python that has torch")
     parser.add_argument("--bytes", type=int, default=100_000_000)
+    parser.add_argument("--step", type=float, default=0.05, help="seconds of a step")
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--kills", type=int, default=5, help="in each block")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))

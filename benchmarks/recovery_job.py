@@ -82,7 +82,7 @@ def steps(options: argparse.Namespace, state: State, rank: int) -> Any:
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(state=state, step=at), str(folder), max_to_keep=2)
     newest = tf.train.latest_checkpoint(str(options.folder / "checkpoints-0"))
     if newest is not None:
-        manager.checkpoint.read(newest).assert_consumed()
+        manager.checkpoint.restore(newest).assert_existing_objects_matched()
     while True:
         yield int(at) + 1
         at.assign_add(1)
