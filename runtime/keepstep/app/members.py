@@ -100,7 +100,7 @@ class Members:
             raise ConfigError(str(error), "a folder that can be written", key="--scratch-dir") from error
         known = noted_data_dir(self._site.scratch) if job.boot else None
         if known is not None and known.is_dir():  # an agent before this one had it started, or it runs still
-            await self._run(self._plan(known, joins=False))
+            await self._run(self._plan(known, joins=not job.keeps_etcd))  # which counts where it has no data yet
             return
         if not job.keeps_etcd:
             return
