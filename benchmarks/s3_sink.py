@@ -56,6 +56,8 @@ class Shelf:
 class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
+    disable_nagle_algorithm = True  # an answer's body would wait 40 ms for its head to be acknowledged
+
     protocol_version = "HTTP/1.1"
     shelf = Shelf()
     keeps_bytes = SMALL_BYTES

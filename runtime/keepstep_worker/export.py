@@ -97,17 +97,16 @@ def restore(view: SlabView, things: Mapping[str, Any]) -> int:
     """
     named: list[state.Named] = []
     taken: set[str] = set()
-    trainable = [variable for thing in things.values() for variable in getattr(thing, "trainable_variables", ())]
     for name, thing in sorted(things.items(), key=lambda item: state.is_optimizer(item[1])):
         if state.is_optimizer(thing):
-            state.build_optimizer(thing, trainable)
+            state.build_optimizer(thing, things.values())
             named += _as_saved(view, state.name_optimizer(name, thing, taken))
             continue
         metrics = {id(variable) for variable in getattr(thing, "metrics_variables", None) or ()}
         others = [variable for variable in thing.variables if id(variable) not in metrics]
         named += state.name_variables(name, thing.trainable_variables, others, taken)
         for optimizer in optimizers_of(thing) if name == "model" else ():
-            state.build_optimizer(optimizer, thing.trainable_variables)
+            state.build_optimizer(optimizer, [thing])
             named += _as_saved(view, state.name_optimizer("optimizer", optimizer, taken))
     prefixes = tuple(f"{REPLICATED}{name}/" for name, thing in things.items() if not state.is_optimizer(thing))
     state.assign(view, named, [key for key in view.places if key.startswith(LOCAL) or not key.startswith(prefixes)])

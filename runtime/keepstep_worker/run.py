@@ -141,14 +141,12 @@ class Run:
         named: list[state.Named] = []
         generators: list[str] = []
         taken: set[str] = set()
-        trainable = [variable for thing in things.values() for variable in getattr(thing, "trainable_variables", ())]
-        for name, thing in sorted(things.items(), key=lambda item: state.is_optimizer(item[1])):
-            if state.is_optimizer(thing):
-                state.build_optimizer(thing, trainable)
+        optimizers = {name: thing for name, thing in things.items() if state.is_optimizer(thing)}
+        for name, thing in [*(each for each in things.items() if each[0] not in optimizers), *optimizers.items()]:
+            if name in optimizers:
+                state.build_optimizer(thing, things.values())
                 named += state.name_optimizer(name, thing, taken)
-            elif hasattr(thing, "trainable_variables") and hasattr(thing, "variables"):
-                if not thing.variables:
-                    raise ValueError(f"{name} has no variables yet: build it before track()")
+            elif state.is_model(thing):
                 named += state.name_model(name, thing, taken)
             elif hasattr(thing, "update_state") and hasattr(thing, "variables"):
                 named += state.name_variables(name, (), thing.variables, taken)

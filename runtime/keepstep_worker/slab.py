@@ -26,8 +26,6 @@ REPLICATED = "replicated/"
 LOCAL = "local/"
 FORMAT = "keepstep-slab"
 FORMAT_VERSION = "1"
-ALIGNMENT = 64
-"""In bytes, of memory that TensorFlow computes with: what begins so can be read where it lies."""
 
 ITEM_BYTES: dict[str, int] = {
     "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
@@ -103,14 +101,14 @@ class Layout:
     """
 
     def __init__(self, specs: Iterable[Spec]) -> None:
-        """Order the tensors: replicated before local, then those that keep all behind them aligned, large items first.
+        """Order the tensors: replicated before local, large items first so that they stay aligned.
 
         Raises:
             SlabError: a key is in no class or not unique, or a dtype is unknown.
         """
         self.specs: tuple[Spec, ...] = tuple(specs)
         _check_specs(self.specs)
-        ordered = sorted(self.specs, key=_order)
+        ordered = sorted(self.specs, key=lambda spec: (not spec[0].startswith(REPLICATED), -ITEM_BYTES[spec[1]]))
         entries: dict[str, Any] = {}
         offset, spans = 0, []
         for key, dtype, shape in ordered:
@@ -121,7 +119,7 @@ class Layout:
         self.number = zlib.crc32(json.dumps(entries).encode()) or 1
         metadata = {"format": FORMAT, "version": FORMAT_VERSION, "layout": str(self.number)}
         text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
-        text += b" " * (-(_LENGTH.size + len(text)) % ALIGNMENT)
+        text += b" " * (-len(text) % 8)
         self.header = _LENGTH.pack(len(text)) + text
         base = len(self.header)
         self.places: list[Place] = [
@@ -129,11 +127,6 @@ class Layout:
             for (key, dtype, shape), (begin, end) in zip(ordered, spans)
         ]
         self.size_bytes = base + offset
-
-
-def _order(spec: Spec) -> tuple[bool, bool, int]:
-    key, dtype, shape = spec
-    return not key.startswith(REPLICATED), size_bytes(dtype, shape) % ALIGNMENT != 0, -ITEM_BYTES[dtype]
 
 
 def _check_specs(specs: Sequence[Spec]) -> None:
@@ -277,14 +270,13 @@ class SlabView:
 
     @classmethod
     def open(cls, fd: int, length_bytes: int, step: int) -> SlabView:
-        """Map the first `length_bytes` of `fd` for reading and check the header.
+        """Map the first `length_bytes` of `fd` read-only and check the header.
 
         Raises:
             SlabError: it is no valid slab.
         """
         try:
-            # Private and so never written to, but NumPy gives away no memory that it takes for read-only.
-            mapped = mmap.mmap(fd, length_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+            mapped = mmap.mmap(fd, length_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
         except (ValueError, OSError) as error:
             raise SlabError(f"a slab of {length_bytes} bytes can not be mapped: {error}") from error
         memory = memoryview(mapped)
@@ -302,10 +294,6 @@ class SlabView:
         """Return a tensor's bytes, read-only, without a copy."""
         if key in self.replaced:
             return memoryview(self.replaced[key])
-        return self.mapped(key).toreadonly()
-
-    def mapped(self, key: str) -> memoryview:
-        """Return a tensor's bytes as the file has them, for those who need memory that could be written to."""
         place = self.places[key]
         return self.memory[place.begin : place.end]
 

@@ -8,20 +8,24 @@ a distributed variable are read and assigned, so no collective is involved and a
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keepstep_worker.session import RestoreError
 from keepstep_worker.shares import in_shares
-from keepstep_worker.slab import ALIGNMENT, DTYPES, LOCAL, REPLICATED, Place, SlabView, Tensor, fill
+from keepstep_worker.slab import DTYPES, LOCAL, REPLICATED, Place, SlabView, Tensor, fill
 
 Named = tuple[str, Any]
 """A key, class included, and the variable that it stands for."""
 
 _LISTED_MAX = 8
 _LARGE_BYTES = 64 << 10
-_LENT_TYPES = frozenset({"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U8"})
+_FILLED_TYPES = frozenset({"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U8"})
+_BATCH_BYTES = 8 << 20
+_ALIGNMENT = 64
+"""Of memory that TensorFlow computes with."""
 
 
 def local_components(variable: Any) -> list[Any]:
@@ -75,8 +79,15 @@ def name_variables(
 
 
 def name_model(prefix: str, model: Any, taken: set[str] | None = None) -> list[Named]:
-    """Name the variables of a Keras model, layer or tf.Module, metrics and seed generators included."""
-    others = [*model.variables, *(getattr(model, "metrics_variables", None) or ())]
+    """Name the variables of a Keras model, layer or tf.Module, metrics and seed generators included.
+
+    Raises:
+        ValueError: it has none.
+    """
+    variables = model.variables
+    if not variables:
+        raise ValueError(f"{prefix} has no variables yet: build it before track()")
+    others = [*variables, *(getattr(model, "metrics_variables", None) or ())]
     return name_variables(prefix, model.trainable_variables, others, taken)
 
 
@@ -91,9 +102,18 @@ def is_optimizer(thing: Any) -> bool:
     return hasattr(thing, "apply_gradients") and hasattr(thing, "variables")
 
 
-def build_optimizer(optimizer: Any, trainable: list[Any]) -> None:
-    """Create an optimizer's slots where its first step has not done so yet, in the strategy of the variables."""
-    if getattr(optimizer, "built", False) or getattr(optimizer, "_built", False) or not trainable:
+def is_model(thing: Any) -> bool:
+    """Return whether this is a model, a layer or a tf.Module; to have all of its variables listed takes its time."""
+    own = getattr(thing, "__dict__", ())
+    return all(hasattr(type(thing), name) or name in own for name in ("trainable_variables", "variables"))
+
+
+def build_optimizer(optimizer: Any, things: Iterable[Any]) -> None:
+    """Create an optimizer's slots where its first step has not done so yet, for what these things train."""
+    if getattr(optimizer, "built", False) or getattr(optimizer, "_built", False):
+        return
+    trainable = [variable for thing in things for variable in getattr(thing, "trainable_variables", ())]
+    if not trainable:
         return
     strategy = getattr(getattr(trainable[0], "_value", trainable[0]), "distribute_strategy", None)
     with strategy.scope() if strategy is not None else contextlib.nullcontext():
@@ -150,7 +170,7 @@ def assign(view: SlabView, named: Sequence[Named], others: Iterable[str] = ()) -
             )
         )
     wanted_by = [(component, _stored_key(view, key, index)) for key, index, component in pairs]
-    in_shares(wanted_by, [view.raw(key).nbytes for _, key in wanted_by], functools.partial(_assign_all, view))
+    _assign_all(view, wanted_by)
 
 
 def _components(key: str, variable: Any) -> list[tuple[int, Any]]:
@@ -194,49 +214,72 @@ def _write(component: Any, target: memoryview) -> None:
 
 
 def _assign_all(view: SlabView, wanted: Sequence[tuple[Any, str]]) -> None:
+    """Batch by batch: what a batch's variables held before is free memory for the next, and needs no page fault."""
     import tensorflow as tf
 
-    for component, key in wanted:
-        # What assign() does, without its name scope and without reading back what was assigned.
-        tf.raw_ops.AssignVariableOp(resource=component.handle, value=_value(component, view, key))
+    begin, held = 0, 0
+    for end, (_, key) in enumerate(wanted, 1):
+        place = view.places[key]
+        held += place.end - place.begin
+        if held < _BATCH_BYTES and end < len(wanted):
+            continue
+        empty: list[tuple[Any, memoryview]] = []
+        with tf.device("CPU:0"):
+            values = [_value(component, view, key, empty) for component, key in wanted[begin:end]]
+        in_shares(empty, [raw.nbytes for _, raw in empty], _fill)
+        for (component, _), value in zip(wanted[begin:end], values):
+            # What assign() does, without its name scope and without reading back what was assigned.
+            tf.raw_ops.AssignVariableOp(resource=component.handle, value=value)
+        begin, held = end, 0
 
 
-def _value(component: Any, view: SlabView, key: str) -> Any:
-    """A tensor's value in memory of its own: the slab is written to again."""
+def _value(component: Any, view: SlabView, key: str, empty: list[tuple[Any, memoryview]]) -> Any:
+    """A tensor in memory of its own, as the slab is written to again; added to `empty` where its bytes are missing."""
     import numpy
     import tensorflow as tf
 
-    dtype, shape = component.dtype.as_numpy_dtype, tuple(component.shape)
-    place = view.places[key]
-    if _may_be_lent(component, place) and key not in view.replaced and _copies_what_is_lent():
-        lent = numpy.frombuffer(view.mapped(key), dtype=dtype).reshape(shape)
-        return _copied(lent)
-    raw = view.raw(key) if _takes_a_copy() else bytearray(view.raw(key))
-    return tf.convert_to_tensor(numpy.frombuffer(raw, dtype=dtype).reshape(shape), dtype=component.dtype)
+    raw, dtype, shape = view.raw(key), component.dtype, component.shape
+    if raw.nbytes >= _LARGE_BYTES and _may_be_filled(component, view.places[key]) and _fills():
+        value = tf.raw_ops.Empty(shape=_dimensions(tuple(shape)), dtype=dtype)
+        empty.append((value, raw))
+        return value
+    array = numpy.frombuffer(raw if _takes_a_copy() else bytearray(raw), dtype=dtype.as_numpy_dtype)
+    return tf.convert_to_tensor(array.reshape(tuple(shape)), dtype=dtype)
 
 
-def _may_be_lent(component: Any, place: Place) -> bool:
-    """Whether TensorFlow may look at a tensor where it lies: a large one of a type that both know, for the CPU."""
-    large = place.end - place.begin >= _LARGE_BYTES and place.begin % ALIGNMENT == 0
-    known = place.dtype in _LENT_TYPES and DTYPES.get(component.dtype.name) == place.dtype
-    return large and known and str(component.device).endswith("CPU:0")
+def _may_be_filled(component: Any, place: Place) -> bool:
+    """Whether a tensor's memory can be written to from outside: one of a type that both know, on the CPU."""
+    known = place.dtype in _FILLED_TYPES and DTYPES.get(component.dtype.name) == place.dtype
+    return known and str(component.device).endswith("CPU:0")
 
 
-def _copied(lent: Any) -> Any:
-    """A copy made by TensorFlow, which lets other threads run meanwhile."""
+@functools.lru_cache(maxsize=1024)
+def _dimensions(shape: tuple[int, ...]) -> Any:
     import tensorflow as tf
 
-    return tf.raw_ops.DeepCopy(x=tf.experimental.dlpack.from_dlpack(lent.__dlpack__()))
+    return tf.constant(shape, dtype="int32")
+
+
+def _fill(pairs: Sequence[tuple[Any, memoryview]]) -> None:
+    """Write to tensors' memory, which is allowed only as nobody has seen them yet."""
+    import numpy
+
+    for value, raw in pairs:
+        target = numpy.frombuffer(memoryview(value).cast("B"), "uint8")
+        source = numpy.frombuffer(raw, "uint8")
+        ctypes.memmove(target.ctypes.data, source.ctypes.data, source.nbytes)  # lets other threads run
 
 
 @functools.cache
-def _copies_what_is_lent() -> bool:
-    """Whether that is so with these versions of TensorFlow and NumPy; in those that were looked at, it is."""
+def _fills() -> bool:
+    """Whether TensorFlow sees what is written to a tensor's memory; in all versions that were looked at, it does."""
+    import tensorflow as tf
+
     try:
-        block = _aligned_block()
-        tensor = _copied(block)
-        block[:] = 1
-        return not tensor.numpy().any()
+        with tf.device("CPU:0"):
+            value = tf.raw_ops.Empty(shape=_dimensions((_LARGE_BYTES,)), dtype="uint8")
+        _fill([(value, memoryview(bytes(range(256)) * (_LARGE_BYTES >> 8)))])
+        return bytes(value[-4:].numpy()) == b"\xfc\xfd\xfe\xff" and int(value[1]) == 1
     except Exception:  # whatever they raise: then it is done the other way
         return False
 
@@ -244,17 +287,11 @@ def _copies_what_is_lent() -> bool:
 @functools.cache
 def _takes_a_copy() -> bool:
     """Whether a tensor made from an array has memory of its own, as in all versions that were looked at."""
+    import numpy
     import tensorflow as tf
 
-    block = _aligned_block()
-    tensor = tf.convert_to_tensor(block)
-    block[:] = 1
-    return not int(tensor[0])
-
-
-def _aligned_block() -> Any:
-    """Zeros of whose memory a tensor could be made."""
-    import numpy
-
     block = numpy.zeros(1 << 16, "uint8")
-    return block[-block.ctypes.data % ALIGNMENT :][: 1 << 15]
+    aligned = block[-block.ctypes.data % _ALIGNMENT :]  # only such memory can be kept
+    tensor = tf.convert_to_tensor(aligned)
+    aligned[:] = 1
+    return not int(tensor[0])

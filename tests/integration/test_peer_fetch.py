@@ -294,7 +294,8 @@ def test_a_peer_of_another_job_is_not_believed(committed, tls, tmp_path):
 
 
 def test_a_large_share_is_read_in_ranges_side_by_side(committed, tls, tmp_path, monkeypatch):
-    monkeypatch.setattr(peering, "RANGE_BYTES", 100_000)
+    monkeypatch.setattr(peering, "RANGE_BYTES_MIN", 100_000)
+    monkeypatch.setattr(peering, "RANGE_BYTES_MAX", 100_000)
     with giving(tls, WEIGHTS, committed[1].digest) as holds:
         drop_replicated(tmp_path / "store")
         assert fetched(committed, tls, holds).brought == {"algo-1": len(WEIGHTS)}

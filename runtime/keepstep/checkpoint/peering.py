@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from keepstep.adapters.clock import monotonic
 from keepstep.checkpoint.digests import combine_crc32c, crc32c
 from keepstep.checkpoint.manifest import Manifest, StoredObject
+from keepstep.checkpoint.streams import Streams, divide
 from keepstep.ports import Peer, PeerAway, PeerLacks, Wanted
 
-STREAMS = 4
-RANGE_BYTES = 16 << 20
+RANGE_BYTES_MIN, RANGE_BYTES_MAX = 4 << 20, 32 << 20
 PATIENCE_S = 5.0
-RATE_MIN_BYTES_PER_S = 4 << 20
+RATE_MIN_BYTES_PER_S = 8 << 20
 """A peer that takes longer than PATIENCE_S and this rate for a range is no better than the store."""
 
 Write = Callable[[memoryview, int], None]
@@ -27,7 +26,7 @@ class Peers:
         self._peers = list(peers)
         self._lock = threading.Lock()
         self._out: set[str] = set()
-        self._streams = ThreadPoolExecutor(STREAMS, thread_name_prefix="peers")
+        self._streams = Streams("peers", cores=2)  # to decrypt, and to write what is decrypted
         self.brought: dict[str, int] = {}
         """Bytes that are here and right, by host."""
         self.trouble: list[str] = []
@@ -49,21 +48,17 @@ class Peers:
 
     def close(self) -> None:
         """Let go of threads and connections."""
-        self._streams.shutdown(wait=True, cancel_futures=True)
+        self._streams.close()
         for peer in self._peers:
             peer.close()
 
     def _bring_from(self, peer: Peer, manifest: Manifest, share: StoredObject, write: Write) -> bool:
-        begins = range(0, share.size_bytes, RANGE_BYTES)
-        sizes = [min(RANGE_BYTES, share.size_bytes - at) for at in begins]
-        futures = [
-            self._streams.submit(self._range, peer, manifest, share, at, size, write)
-            for at, size in zip(begins, sizes, strict=True)
-        ]
+        ranges = divide(share.size_bytes, RANGE_BYTES_MIN, RANGE_BYTES_MAX)
+        futures = [self._streams.submit(self._range, peer, manifest, share, at, size, write) for at, size in ranges]
         crcs = [future.result() for future in futures]  # all have ended before anybody else writes there
         if any(crc is None for crc in crcs):
             return False
-        found = combine_crc32c((crc or 0, size) for crc, size in zip(crcs, sizes, strict=True))
+        found = combine_crc32c((crc or 0, size) for crc, (_, size) in zip(crcs, ranges, strict=True))
         if f"{found:08x}" != share.crc32c:
             self._leave_out(peer, f"wrong bytes: CRC32C {found:08x}, {share.key} has {share.crc32c} by the manifest")
             return False
@@ -75,12 +70,13 @@ class Peers:
         """Fetch a range; its CRC32C, or None where it is not here."""
         if peer.name in self._out:
             return None
-        crc, here = 0, at
+        crc, here, pace = 0, at, self._streams.pace()
 
         def take(piece: memoryview) -> None:
             nonlocal crc, here
             write(piece, here)
             crc, here = crc32c(piece, crc), here + len(piece)
+            pace.moved(len(piece))
 
         deadline = monotonic() + PATIENCE_S + size / RATE_MIN_BYTES_PER_S
         try:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from keepstep.checkpoint.aggregate import CorruptObject
 from keepstep.checkpoint.digests import combine_crc32c, crc32c
 from keepstep.checkpoint.manifest import StoredObject
+from keepstep.checkpoint.streams import Streams, divide
 from keepstep.ports.store import ObjectStore
 
-STREAMS = 8
-RANGE_BYTES = 16 << 20
+RANGE_BYTES_MIN, RANGE_BYTES_MAX = 16 << 20, 64 << 20
+"""Of a large one what a request costs is below one percent; one that breaks off is read again from its beginning."""
 READINGS = 3
 """How often an object is read before it counts as corrupt: a checkpoint is given up for it, and steps are lost."""
 
@@ -58,7 +58,7 @@ class Ranges:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._streams = ThreadPoolExecutor(STREAMS, thread_name_prefix="ranges")
+        self._streams = Streams("ranges")
 
     def receive(self, stored: StoredObject, place: Place) -> None:
         """As `receive`, in no order: `place` is called by several threads.
@@ -67,33 +67,31 @@ class Ranges:
             CorruptObject: size or CRC differ; what was placed is worth nothing then.
             StoreError: the store's own.
         """
-        if stored.size_bytes <= RANGE_BYTES:
+        ranges = divide(stored.size_bytes, RANGE_BYTES_MIN, RANGE_BYTES_MAX)
+        if len(ranges) <= 1:
             self._streams.submit(receive, self._store, stored, place).result()
             return
-        sizes = [min(RANGE_BYTES, stored.size_bytes - at) for at in range(0, stored.size_bytes, RANGE_BYTES)]
-        asked = [
-            self._streams.submit(self._range, stored, number * RANGE_BYTES, size, place)
-            for number, size in enumerate(sizes)
-        ]
+        asked = [self._streams.submit(self._range, stored, begin, size, place) for begin, size in ranges]
         try:
             crcs = [future.result() for future in asked]
         finally:
             for future in asked:  # whoever tries again must be the only one who writes there
                 if not future.cancel():
                     future.exception()
-        _compare(stored, combine_crc32c(zip(crcs, sizes, strict=True)))
+        _compare(stored, combine_crc32c((crc, size) for crc, (_, size) in zip(crcs, ranges, strict=True)))
 
     def close(self) -> None:
         """Let go of the threads."""
-        self._streams.shutdown(wait=True, cancel_futures=True)
+        self._streams.close()
 
     def _range(self, stored: StoredObject, begin: int, size_bytes: int, place: Place) -> int:
-        at, crc, end = begin, 0, begin + size_bytes
+        at, crc, end, pace = begin, 0, begin + size_bytes, self._streams.pace()
         for piece in self._store.get(stored.key, begin, size_bytes):
             if at + len(piece) > end:
                 raise CorruptObject(f"{stored.key}: more bytes than the {size_bytes} from {begin} on")
             place(piece, at)
             crc, at = crc32c(piece, crc), at + len(piece)
+            pace.moved(len(piece))
         if at != end:
             raise CorruptObject(f"{stored.key}: ends at {at}, the manifest says {stored.size_bytes} bytes")
         return crc

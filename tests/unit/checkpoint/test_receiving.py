@@ -18,7 +18,8 @@ RANGE = 1000
 
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch):
-    monkeypatch.setattr(receiving, "RANGE_BYTES", RANGE)
+    monkeypatch.setattr(receiving, "RANGE_BYTES_MAX", RANGE)
+    monkeypatch.setattr(receiving, "RANGE_BYTES_MIN", RANGE)
 
 
 def stored(content: bytes = CONTENT, said: bytes = CONTENT):
