@@ -83,7 +83,9 @@ class Host:
 
     @property
     def init(self) -> int:
-        return kernel.processes()[self.agent].parent if self.agent in kernel.processes() else 0
+        """0 where there is none: an agent whose init has just died is for a moment the child of who knows whom."""
+        parent = kernel.processes()[self.agent].parent if self.agent in kernel.processes() else 0
+        return parent if parent and "-m keepstep train" in command_of(parent) else 0
 
 
 class Run:

@@ -161,6 +161,12 @@ class Dataset:
         """Samples in a step of this world, over all its ranks; an epoch's last batch may be smaller."""
         return self._step_samples
 
+    @property
+    def local_batch(self) -> int:
+        """Samples in a step of this world that this rank takes, over all its replicas."""
+        begin, end = part_of(Part(0, self._step_samples), self._shard.rank, self._shard.world_size)
+        return end - begin
+
     def scale_loss(self, per_example_losses: Any) -> Any:
         """Return a replica's share of the mean loss over the global batch that was taken last.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,8 @@ from keepstep_worker.dataset import Dataset, Shard
 from keepstep_worker.identity import KEEP_LOCAL
 from keepstep_worker.session import RestoreError, Session, StepTimes
 from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, SlabView, Tensor
+
+_METRIC = re.compile("[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 def join() -> Run:
@@ -94,6 +97,43 @@ class Run:
             RuntimeError: no dataset was made.
         """
         return self._first_dataset().global_batch
+
+    @property
+    def local_batch(self) -> int:
+        """Samples that this rank takes in a step, of the first dataset; see `Dataset.local_batch`.
+
+        Raises:
+            RuntimeError: no dataset was made.
+        """
+        return self._first_dataset().local_batch
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the agent wants training to hold, as the host is about to go: no step is entered beyond the next one.
+
+        `steps()` minds it by itself; to be looked at in what takes long beside the steps, as an evaluation does. Always
+        False outside keepstep.
+        """
+        return self._session is not None and self._session.is_to_hold()
+
+    def log_metric(self, name: str, value: float) -> None:
+        """Show a number among the agent's metrics, as `keepstep_script_metric`; nothing happens outside keepstep.
+
+        Args:
+            name: letters, digits and underscores; an agent shows up to 64 names, and of each the newest value.
+            value: anything that `float` takes, a scalar tensor too.
+
+        Raises:
+            ValueError: it is no such name, or no number.
+        """
+        if not _METRIC.fullmatch(name):
+            raise ValueError(f"log_metric: {name!r} is no name of letters, digits and underscores")
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"log_metric: {name} is {value!r}, which is no number") from error
+        if self._session is not None:
+            self._session.tell({"kind": "metric", "name": name, "value": number}, hint=True)
 
     def scale_loss(self, per_example_losses: Any) -> Any:
         """Return a replica's share of the mean loss over a step's samples of the first dataset.

@@ -87,9 +87,13 @@ class Session:
         self._channel.close()
         self._wire.close()
 
-    def tell(self, message: dict[str, Any]) -> None:
-        """Tell the agent something that needs no answer; its `kind` says what."""
-        self._send(message)
+    def tell(self, message: dict[str, Any], hint: bool = False) -> None:
+        """Tell the agent something that needs no answer; its `kind` says what, and a hint may get lost."""
+        self._send(message, hint)
+
+    def is_to_hold(self) -> bool:
+        """Whether the agent wants no step entered beyond one that it names."""
+        return bool(self._orders().hold)
 
     # --- before the first step ---------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.init_host import can_unshare
-from tests.support.local_run import LocalRun, differences
+from tests.support.local_run import ACCOUNT_S, LocalRun, differences
 
 NAMESPACE = "unshare --pid --fork --mount-proc"
 BEFORE_FIRST_STEP_S = 5.0
@@ -102,6 +102,7 @@ class Chain:
         self.folder, self.script, self.options = folder, script, (*OPTIONS, *options)
         self.store = folder / "store"
         self.runs = 0
+        self.born_at: dict[str, float] = {}
 
     def run(self, arguments: tuple[str, ...], *options: str) -> LocalRun:
         self.runs += 1
@@ -121,6 +122,7 @@ class Chain:
             exit_s = time.monotonic() - signalled_at
             assert run.left() == [], run.told()
         assert run.summary()["exit_codes"] == dict.fromkeys(run.names, 143), run.told()
+        self.account(run)
         for event in run.events("first_step_completed")[: len(run.names) if moment != "restart" else 0]:
             assert event["step"] == before.step + 1, run.told()
         after = read_head(self.store)
@@ -139,7 +141,16 @@ class Chain:
         with self.run(SCRIPTS[self.script][1]) as run:
             assert run.wait() == 0, run.told()
             assert run.left() == []
+        self.account(run)
         return run
+
+    def account(self, run: LocalRun) -> None:
+        """Every second since the first run's beginning is in one bucket, those between the runs as well."""
+        accounts = run.accounts()
+        assert sorted(accounts) == run.names, run.told()
+        for host, account in accounts.items():
+            lived_s = account["ended_at"] - self.born_at.setdefault(host, account["born_at"])
+            assert abs(sum(account["seconds"].values()) - lived_s) <= self.runs * ACCOUNT_S, f"{lived_s:.3f}: {account}"
 
 
 Results = dict[str, dict[str, bytes]]

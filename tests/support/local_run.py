@@ -26,6 +26,9 @@ MARK = "KEEPSTEP_TEST_MARK"
 DEADLINE_S = 200.0
 """No run of the tests comes near it unless it hangs, on a busy machine neither."""
 
+ACCOUNT_S = 0.1
+"""How far the buckets of a host's account may be from its wall time."""
+
 _POLL_S = 0.02
 _T = TypeVar("_T")
 
@@ -103,9 +106,13 @@ class LocalRun:
         """Wait for the end of the run; returns its exit code."""
         assert self.process is not None
         try:
-            return self.process.wait(DEADLINE_S)
+            code = self.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the run does not end:\n{self.told()}") from None
+        for host, account in self.accounts().items():
+            lived_s = account["ended_at"] - account["born_at"]
+            assert abs(account["this_attempt_s"] - lived_s) <= ACCOUNT_S, f"{host}, {lived_s:.3f} s: {account}"
+        return code
 
     # --- what it has left --------------------------------------------------------------------------------------------
 
@@ -157,6 +164,15 @@ class LocalRun:
     def summary(self) -> dict[str, Any]:
         summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return summary
+
+    def accounts(self) -> dict[str, dict[str, Any]]:
+        """Where each host's time went, of those whose agent came to its end."""
+        found = {}
+        for host in self.names:
+            path = self.folder / "hosts" / host / "output" / "data" / "keepstep" / host / "goodput.json"
+            if path.exists():
+                found[host] = json.loads(path.read_text())
+        return found
 
     def results(self) -> dict[str, dict[str, bytes]]:
         """What each rank has written at the end: every array with its type and shape, byte for byte."""

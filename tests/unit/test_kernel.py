@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from keepstep import kernel
+from keepstep.app.faults import kill_family
 
 
 def line(parent: int, group: int = 0, session: int = 0, state: str = "S", name: str = "python") -> kernel.Process:
@@ -82,3 +83,10 @@ def test_what_a_reader_does_not_take_waits_within_bounds():
         one.flush()
     one.close()
     other.close()
+
+
+@pytest.mark.parametrize("pid_of", [lambda: 0, lambda: 1, os.getppid, os.getpid])
+def test_nobody_kills_a_family_that_he_is_of(pid_of, monkeypatch):
+    monkeypatch.setattr(kernel, "kill", lambda *_: pytest.fail("a signal was sent"))
+    with pytest.raises(ValueError, match="no host"):
+        kill_family(pid_of())

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from keepstep.ports import GpuSample
 
 RECOVERY_PHASES = ("detect", "stop", "agree", "start", "restore", "first_step", "total")
+SCRIPT_METRICS_MAX = 64
 ECC_KINDS = ("corrected", "uncorrected")
 
 # A recovery takes about a second where the machine survives and minutes where TensorFlow is imported on a cold disk.
@@ -22,7 +23,7 @@ class Metrics:
     """All metrics of an agent, in a registry of their own, and the server that shows them.
 
     Labels come from closed sets: causes as given at the start, phases as above, ranks of the present world, GPUs of
-    this host.
+    this host; of the names that a script reports so many are kept.
     """
 
     def __init__(self, host: str, port: int, causes: Iterable[str]) -> None:
@@ -121,10 +122,17 @@ class Metrics:
         self._wait.labels(label).set(wait_s)
         self._data_wait.labels(label).set(data_wait_s)
 
+    def script_metric(self, rank: int, name: str, value: float) -> None:
+        """Show a number that the script has reported; the first SCRIPT_METRICS_MAX names are kept."""
+        if name in self._script_names or len(self._script_names) < SCRIPT_METRICS_MAX:
+            self._script_names.add(name)
+            self._script.labels(str(rank), name).set(value)
+
     def forget_ranks(self) -> None:
         """Drop what was shown per rank: ranks mean nothing beyond their generation."""
-        for gauge in (self._own_work, self._wait, self._data_wait):
+        for gauge in (self._own_work, self._wait, self._data_wait, self._script):
             gauge.clear()
+        self._script_names.clear()
 
     def journal_dropped(self, count: int) -> None:
         """Count journal entries that could not be written."""
@@ -224,6 +232,8 @@ class Metrics:
         self._own_work = self._gauge("own_work_seconds", "Mean time of a recent step in own work.", ("rank",))
         self._wait = self._gauge("wait_seconds", "Mean time of a recent step spent waiting for peers.", ("rank",))
         self._data_wait = self._gauge("data_wait_seconds", "Mean time of a recent step waiting for data.", ("rank",))
+        self._script = self._gauge("script_metric", "What the script has reported by log_metric.", ("rank", "name"))
+        self._script_names: set[str] = set()
 
     def _make_gpus(self) -> None:
         gpu = ("gpu",)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from keepstep.adapters.clock import Clock, process_age_s
-from keepstep.adapters.uploader import UploaderGone
 from keepstep.core import goodput
 from keepstep.core.events import Event
 from keepstep.core.goodput import Account, Bucket
@@ -86,23 +86,33 @@ class Accounting:
             "born_at": self._born_at,
         }
 
-    async def recall(self, ask: Ask) -> None:
-        """Take in what earlier attempts of the job came to on this host; without a store there were none."""
+    async def recall(self, ask: Ask) -> bool:
+        """Take in what earlier attempts of the job came to on this host; False where the store can not say it."""
         if not self._is_first:
-            return
-        reply = await _ask(ask, {"command": "recall", "place": self._place})
+            return True
+        reply = await ask({"command": "recall", "place": self._place})
+        if not reply.get("ok"):
+            return False
         try:
             kept = json.loads(reply["text"])
             seconds = {Bucket(name): float(value) for name, value in kept["seconds"].items()}
             between_s = max(0.0, self._born_at - float(kept["ended_at"]))
         except (KeyError, TypeError, ValueError, AttributeError):
-            return
+            return True
         seconds[Bucket.BETWEEN] = seconds.get(Bucket.BETWEEN, 0.0) + between_s
         self.earlier = seconds
+        return True
 
-    async def remember(self, ask: Ask) -> None:
-        """Leave the account for the next attempt; what is still to come counts as the time between the two."""
-        await _ask(ask, {"command": "note", "place": self._place, "text": self._close()})
+    async def remember(self, ask: Ask, recalled: asyncio.Task[bool]) -> None:
+        """Leave the account for the next attempt; what is still to come counts as the time between the two.
+
+        Args:
+            recalled: what this is added to; where the store could not say it, what it holds is left as it is.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STORE_S):
+                if await recalled:
+                    await ask({"command": "note", "place": self._place, "text": self._close()})
 
     def write(self) -> None:
         """Leave it for people: the last thing that an agent does."""
@@ -122,12 +132,3 @@ class Accounting:
             "this_attempt_s": self.account.total_s,
             "seconds": self.seconds(),
         })  # fmt: skip
-
-
-async def _ask(ask: Ask, command: Mapping[str, object]) -> dict[str, Any]:
-    """Ask the uploader for a while; nothing where it, or the store, does not answer."""
-    try:
-        async with asyncio.timeout(_STORE_S):
-            return await ask(command)
-    except (UploaderGone, TimeoutError):
-        return {}

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from keepstep.adapters.certificates import tls_files
 from keepstep.adapters.clock import Clock
@@ -235,15 +236,16 @@ class Agent:
             heard = watch_notices(policy.interruption, storing, self._clock, supervisor.post)
             gpus = watch_gpus(policy, metrics, self.log)
             sensors = coordination.watch(), storing.run(), sampler.run(), gpus, heard, watching.run()
-            background = [tasks.create_task(sensor) for sensor in sensors]
+            background: list[asyncio.Task[Any]] = [tasks.create_task(sensor) for sensor in sensors]
             if self._trust is not None and isinstance(coordinator, EtcdCoordinator) and self._members is not None:
                 background.append(tasks.create_task(self._trust.keep(coordinator, self._members)))
             if memo.get("lease"):
                 tasks.create_task(coordination.revoke(int(memo["lease"])))
-            tasks.create_task(self._accounting.recall(storing.ask))
+            recalled = tasks.create_task(self._accounting.recall(storing.ask_store))
+            background.append(recalled)
             code = await supervisor.run(executor.perform, lambda *turn: self._follow(turn, watching, tasks, metrics))
             metrics.up(False)
-            await self._leave(supervisor.state, storing)
+            await self._leave(supervisor.state, storing, recalled)
             await executor.close()
             for task in background:
                 task.cancel()
@@ -254,11 +256,12 @@ class Agent:
         self.log(f"exit {code}")
         return code
 
-    async def _leave(self, state: State, storing: Storing) -> None:
+    async def _leave(self, state: State, storing: Storing, recalled: asyncio.Task[bool]) -> None:
         """What is left in the store at the end, or taken from there."""
         if self._trust is not None:
             await self._trust.end(state, storing.ask)
-        await self._accounting.remember(storing.ask)
+        if storing.has_store:
+            await self._accounting.remember(storing.ask_store, recalled)
 
     def _follow(
         self, turn: tuple[State, e.Event, float], watching: Watching, tasks: asyncio.TaskGroup, metrics: Metrics

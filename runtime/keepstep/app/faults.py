@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -39,8 +40,14 @@ def parse_fault(text: str, hosts: int) -> PlannedFault:
 
 
 def kill_family(pid: int) -> None:
-    """SIGKILL a process and all that descends from it, as a machine does that is switched off."""
+    """SIGKILL a process and all that descends from it, as a machine does that is switched off.
+
+    Raises:
+        ValueError: this process is one of them.
+    """
     family = kernel.family(kernel.processes(), [pid])
+    if os.getpid() in family or pid <= 1:
+        raise ValueError(f"process {pid} is no host: this process descends from it")
     for member in (pid, *sorted(family)):
         kernel.kill(member)
 

@@ -72,6 +72,8 @@ class Sampler:
                 self._post(e.WorkerRestored(worker_id, _whole(message, "step"), seconds, data_s))
             case "layout":
                 self._post(e.LayoutAnnounced(worker_id, _whole(message, "layout"), _whole(message, "bytes")))
+            case "metric":
+                self._metrics.script_metric(self._rank, str(message.get("name")), _real(message, "value"))
             case "sealed":  # the last chance to see the steps of a worker that is drained
                 self.sample()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -61,6 +62,7 @@ class Storing:
         self._client = UploaderClient(self._died)
         self._closing = False
         self._again = asyncio.Event()
+        self._opened = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
@@ -88,6 +90,8 @@ class Storing:
                     reply = await self._call({"command": "open", **opening, "local": self._local})
                     if reply.get("error") == "refused":
                         self._post(e.StoreRefused("open", f"{self._store}: {reply.get('detail')}"))
+                    elif reply.get("ok"):
+                        self._opened.set()
             except (OSError, UploaderGone) as error:
                 self._log(f"uploader: {error}")
             else:
@@ -123,11 +127,23 @@ class Storing:
     def _died(self, status: int) -> None:
         if not self._closing:
             self._log(f"uploader ended with {status}; starting another one")
+            self._opened.clear()
             self._again.set()
+
+    @property
+    def has_store(self) -> bool:
+        return self._store is not None
 
     async def ask(self, command: Mapping[str, object]) -> dict[str, Any]:
         """Ask the uploader for what is no business of the fold; UploaderGone where there is none."""
         return await self._call(command)
+
+    async def ask_store(self, command: Mapping[str, object]) -> dict[str, Any]:
+        """The same for what wants a store: waits until it is open, asks again where the uploader ends meanwhile."""
+        while True:
+            await self._opened.wait()
+            with contextlib.suppress(UploaderGone):
+                return await self._call(command)
 
     async def _call(self, command: Mapping[str, object], fd: int | None = None) -> dict[str, Any]:
         return await self._client.call(command, fd)

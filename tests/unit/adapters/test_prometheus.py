@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from keepstep.adapters.prometheus import RECOVERY_PHASES, Metrics
+from keepstep.adapters.prometheus import RECOVERY_PHASES, SCRIPT_METRICS_MAX, Metrics
 from keepstep.ports import GpuSample
 
 CAUSES = ("user_code", "hang")
@@ -32,7 +32,7 @@ def scrape(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], fl
     }
 
 
-def value(shown, name: str, **labels: str) -> float | None:
+def value(shown, name: str, /, **labels: str) -> float | None:
     return shown.get((f"keepstep_{name}", tuple(sorted(labels.items()))))
 
 
@@ -111,6 +111,19 @@ def test_ranks_are_shown_until_their_generation_ends(metrics):
     assert value(shown, "data_wait_seconds", rank="0") == 0.001
     metrics.forget_ranks()
     assert not any("rank" in dict(labels) for _, labels in scrape(metrics))
+
+
+def test_what_a_script_reports_is_shown_up_to_a_number_of_names(metrics):
+    for number in range(SCRIPT_METRICS_MAX + 3):
+        metrics.script_metric(1, f"loss_{number}", 0.1)
+    metrics.script_metric(1, "loss_0", 0.25)
+    shown = {labels: found for labels, found in scrape(metrics).items() if labels[0] == "keepstep_script_metric"}
+    assert len(shown) == SCRIPT_METRICS_MAX
+    assert value(scrape(metrics), "script_metric", rank="1", name="loss_0") == 0.25
+    metrics.forget_ranks()
+    assert not any(name == "keepstep_script_metric" for name, _ in scrape(metrics))
+    metrics.script_metric(0, "accuracy", 0.9)
+    assert value(scrape(metrics), "script_metric", rank="0", name="accuracy") == 0.9
 
 
 def test_gpus_show_what_they_tell(metrics):

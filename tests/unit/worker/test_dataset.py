@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from keepstep_worker.dataset import Part, Position, Shard, next_batch, part_of
+from keepstep_worker.dataset import Dataset, Part, Position, Shard, next_batch, part_of
 
 sizes = st.integers(1, 200)
 batches = st.integers(1, 64)
@@ -132,3 +134,11 @@ def test_the_global_batch_stays_where_it_is_kept_and_in_the_full_world(global_ba
 )
 def test_batches_of_four_out_of_ten(position, drop, expected):
     assert next_batch(position, 10, 4, drop) == expected
+
+
+@pytest.mark.parametrize(("global_batch", "parts"), [(60, [20, 20, 20]), (7, [2, 2, 3]), (2, [0, 1, 1])])
+def test_the_ranks_local_batches_add_up_to_the_global_one(monkeypatch, global_batch, parts):
+    monkeypatch.setitem(sys.modules, "numpy", SimpleNamespace(asarray=str))  # there is none where no TensorFlow is
+    shards = [Shard(rank, 3, full_world=3) for rank in range(3)]
+    made = [Dataset("x" * 60, global_batch=global_batch, shard=shard) for shard in shards]
+    assert [each.local_batch for each in made] == parts

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from keepstep_worker import wire as wires
+from keepstep_worker.run import Run
 from keepstep_worker.session import RestoreError, Session, StepTimes
 from keepstep_worker.slab import Tensor, blob, fill, parse
 from tests.support.fake_agent import FakeAgent, eventually
@@ -362,3 +363,24 @@ def test_the_time_that_a_restoration_took_is_counted_from_where_it_is_said_to_ha
     assert 3600 <= agent.wait_for("restored")["seconds"] < 7200
     session.restoration_done(0)
     assert agent.wait_for("restored", 2)["seconds"] < 3600
+
+
+def test_a_run_tells_numbers_and_is_told_when_to_hold(agent):
+    run = Run(agent.session())
+    assert not run.should_stop
+    run.log_metric("loss", 0.5)
+    assert agent.wait_for("metric") == {"kind": "metric", "name": "loss", "value": 0.5}
+    agent.order(hold=1)
+    assert run.should_stop
+
+
+@pytest.mark.parametrize(("name", "value"), [("", 1.0), ("a b", 1.0), ("1st", 1.0), ("x" * 65, 1.0), ("loss", "much")])
+def test_what_is_no_metric_is_refused_without_an_agent_too(name, value):
+    with pytest.raises(ValueError, match=name or "letters"):
+        Run(None).log_metric(name, value)
+
+
+def test_outside_keepstep_nothing_holds_and_nobody_is_told():
+    run = Run(None)
+    run.log_metric("loss", 0.5)
+    assert not run.should_stop
