@@ -22,6 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RATIO_MAX = 1.0
 PAIRS, WARM = 20, 2
 """Pairs that count, and those before them: files come into memory."""
+HOST = "localhost"
+"""A name that is known: the toolkit waits for its host's own address first."""
+PATIENCE_S = 60.0
 SCRIPT = "import time; began = time.monotonic()\nopen('began', 'w').write(str(began))\n"
 
 
@@ -31,7 +34,7 @@ def make_base(folder: Path) -> Path:
     for each in (config, folder / "code", folder / "model", folder / "output" / "data"):
         each.mkdir(parents=True)
     (folder / "code" / "train.py").write_text(SCRIPT)
-    hosts = {"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "lo"}
+    hosts = {"current_host": HOST, "hosts": [HOST], "network_interface_name": "lo"}
     chosen = {"sagemaker_program": json.dumps("train.py"), "epochs": json.dumps(3)}
     (config / "resourceconfig.json").write_text(json.dumps(hosts))
     (config / "hyperparameters.json").write_text(json.dumps(chosen))
@@ -51,7 +54,9 @@ def start_once(system: str, toolkit: Path, folder: Path) -> float:
         command += ["--scratch-dir", str(folder / "scratch"), "--set", "telemetry.listen=127.0.0.1:0"]
         more = {"PYTHONPATH": str(ROOT / "runtime")}
     began = time.monotonic()
-    done = subprocess.run(command, env=environment | more, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=environment | more, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     mark = base / "code" / "began"
     if done.returncode or not mark.exists():
         raise SystemExit(f"{system} ended with {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
