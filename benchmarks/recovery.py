@@ -141,8 +141,19 @@ def block(system: str, options: argparse.Namespace, folder: Path, draw: random.R
             print(f"{system}: {seconds[-1]:.3f} s", flush=True)
     finally:
         run.end()
-    phases = [each.phases for each in read_run(folder / "run").recoveries] if system in ("standby", "cold") else []
-    return {"seconds": seconds, "phases": phases}
+    return {"seconds": seconds, "phases": phases_of(folder / "run") if system in ("standby", "cold") else []}
+
+
+def phases_of(folder: Path) -> list[dict[str, float]]:
+    """Of each recovery the phases as the host saw them that was the last to train on; noticed it has the first one."""
+    by_host: dict[str, list[dict[str, float]]] = {}
+    for each in sorted(read_run(folder).recoveries, key=lambda recovery: recovery.ended_at):
+        by_host.setdefault(each.host, []).append(each.phases)
+    found = []
+    for seen in zip(*by_host.values(), strict=True):
+        last = max(seen, key=lambda phases: phases["total"])
+        found.append({**last, "detect": min(phases["detect"] for phases in seen)})
+    return found
 
 
 def main() -> int:
