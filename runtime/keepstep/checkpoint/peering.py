@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from keepstep.adapters.clock import monotonic
 from keepstep.checkpoint.digests import combine_crc32c, crc32c
@@ -54,8 +55,7 @@ class Peers:
 
     def _bring_from(self, peer: Peer, manifest: Manifest, share: StoredObject, write: Write) -> bool:
         ranges = divide(share.size_bytes, RANGE_BYTES_MIN, RANGE_BYTES_MAX)
-        futures = [self._streams.submit(self._range, peer, manifest, share, at, size, write) for at, size in ranges]
-        crcs = [future.result() for future in futures]  # all have ended before anybody else writes there
+        crcs = self._streams.run([partial(self._range, peer, manifest, share, at, size, write) for at, size in ranges])
         if any(crc is None for crc in crcs):
             return False
         found = combine_crc32c((crc or 0, size) for crc, (_, size) in zip(crcs, ranges, strict=True))

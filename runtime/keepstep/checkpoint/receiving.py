@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from keepstep.checkpoint.aggregate import CorruptObject
 from keepstep.checkpoint.digests import combine_crc32c, crc32c
@@ -69,15 +70,9 @@ class Ranges:
         """
         ranges = divide(stored.size_bytes, RANGE_BYTES_MIN, RANGE_BYTES_MAX)
         if len(ranges) <= 1:
-            self._streams.submit(receive, self._store, stored, place).result()
+            self._streams.run([partial(receive, self._store, stored, place)])
             return
-        asked = [self._streams.submit(self._range, stored, begin, size, place) for begin, size in ranges]
-        try:
-            crcs = [future.result() for future in asked]
-        finally:
-            for future in asked:  # whoever tries again must be the only one who writes there
-                if not future.cancel():
-                    future.exception()
+        crcs = self._streams.run([partial(self._range, stored, begin, size, place) for begin, size in ranges])
         _compare(stored, combine_crc32c((crc, size) for crc, (_, size) in zip(crcs, ranges, strict=True)))
 
     def close(self) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar, cast
 
 from keepstep.adapters.clock import monotonic
 
-Args = ParamSpec("Args")
 T = TypeVar("T")
 
 STREAMS_MAX = 8
@@ -40,14 +39,32 @@ class Streams:
         self._width = max(1, min(STREAMS_MAX, len(os.sched_getaffinity(0)) // cores))
         self._turns = threading.Semaphore(self._width)
 
-    def submit(self, transfer: Callable[Args, T], *args: Args.args, **named: Args.kwargs) -> Future[T]:
-        """Have a transfer made as soon as it is its turn."""
+    def run(self, transfers: Sequence[Callable[[], T]]) -> list[T]:
+        """Make all of these transfers, each when it is its turn; what they return, in their order.
 
-        def take_turn() -> T:
+        After the first that fails none begins any more, and when this raises none is under way: whoever tries again is
+        the only one who writes there.
+
+        Raises:
+            Exception: what the first one raised.
+        """
+        failed: list[BaseException] = []
+
+        def take_turn(transfer: Callable[[], T]) -> T | None:
             with self._turns:
-                return transfer(*args, **named)
+                if failed:
+                    return None
+                try:
+                    return transfer()
+                except BaseException as error:
+                    failed.append(error)
+                    raise
 
-        return self._pool.submit(take_turn)
+        asked = [self._pool.submit(take_turn, transfer) for transfer in transfers]
+        wait(asked)
+        if failed:
+            raise failed[0]
+        return [cast(T, future.result()) for future in asked]
 
     def pace(self) -> Pace:
         """Watch a transfer that begins now."""

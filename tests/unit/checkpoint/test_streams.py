@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -31,8 +32,7 @@ def side_by_side(monkeypatch):
 def together(side_by_side, count):
     """Whether so many transfers run at the same time; each waits for the others."""
     barrier = threading.Barrier(count)
-    futures = [side_by_side.submit(barrier.wait, 60) for _ in range(count)]
-    return sorted(future.result() for future in futures) == list(range(count))
+    return sorted(side_by_side.run([lambda: barrier.wait(60)] * count)) == list(range(count))
 
 
 def paced(side_by_side, clock, bytes_per_s):
@@ -56,8 +56,7 @@ def most_at_once(side_by_side):
         with lock:
             running[0] -= 1
 
-    for future in [side_by_side.submit(transfer) for _ in range(100)]:
-        future.result()
+    side_by_side.run([transfer] * 100)
     return max(seen)
 
 
@@ -82,6 +81,44 @@ def test_there_is_a_most(side_by_side, clock):
         paced(side_by_side, clock, 1e6)
     assert together(side_by_side, STREAMS_MAX)
     assert most_at_once(side_by_side) <= STREAMS_MAX
+
+
+def test_after_the_first_that_fails_none_begins(monkeypatch):
+    monkeypatch.setattr(streams.os, "sched_getaffinity", lambda _pid: {0})
+    begun = []
+
+    def transfer(number):
+        begun.append(number)
+        if number == 1:
+            raise ValueError("broke off")
+
+    one_by_one = Streams("test")
+    with pytest.raises(ValueError, match="broke off"):
+        one_by_one.run([partial(transfer, number) for number in range(100)])
+    assert begun[-1] == 1
+    assert one_by_one.run([lambda: "again"]) == ["again"]
+    one_by_one.close()
+
+
+def test_when_it_raises_none_is_under_way(side_by_side):
+    both, ended = threading.Barrier(2), []
+
+    def fails():
+        both.wait(60)
+        raise ValueError("broke off")
+
+    def goes_on():
+        both.wait(60)
+        sum(range(1_000_000))
+        ended.append(True)
+
+    with pytest.raises(ValueError, match="broke off"):
+        side_by_side.run([goes_on, fails])
+    assert ended == [True]
+
+
+def test_what_they_return_is_in_their_order(side_by_side):
+    assert side_by_side.run([partial(str, number) for number in range(50)]) == [str(number) for number in range(50)]
 
 
 @pytest.mark.parametrize(
