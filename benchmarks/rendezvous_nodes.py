@@ -92,7 +92,7 @@ class Node:
             case a.StopWorker():
                 self.supervisor.post(e.WorkerExited(action.worker_id, self.clock.now(), signal=9))
 
-    def _after(self, state: State) -> None:
+    def _after(self, state: State, _event: e.Event, _now: float) -> None:
         if not self.registered and self.host in state.cluster.nodes:
             self.registered = True
             tell(what="registered", host=self.host)

@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 
 from keepstep.adapters.certificates import Authority, make_authority
-from keepstep.adapters.peers import CONNECTIONS_MAX, PeerServer, Region, Shelf, TlsPeer, listen
+from keepstep.adapters.peers import (
+    CONNECTIONS_MAX,
+    GIVEN_BYTES,
+    PIECE_BYTES,
+    PeerServer,
+    Region,
+    Shelf,
+    TlsPeer,
+    listen,
+)
 from keepstep.ports import PeerAway, PeerLacks, TlsFiles, Wanted
 from tests.support.etcd import make_tls
 from tests.support.giving import SLAB, STEP, giving, refusal
@@ -120,12 +129,12 @@ def test_a_range_beyond_the_region_is_refused(port, tls):
 
 def test_a_slab_that_is_written_anew_while_it_is_read_ends_the_answer_short(tls):
     found = bytearray()
-    with giving(tls, CONTENT, "d", fades_after=2) as port:
+    with giving(tls, CONTENT, "d", fades_after=1 + PIECE_BYTES // GIVEN_BYTES) as port:
         peer = TlsPeer("algo-2", "127.0.0.1", port, tls)
         with pytest.raises(PeerAway, match="broke off"):
             peer.read(Wanted(STEP, "d", 0, len(CONTENT)), found.extend, time.monotonic() + 10)
         peer.close()
-    assert found == CONTENT[: 1 << 20]
+    assert found == CONTENT[:PIECE_BYTES]
 
 
 def test_the_memory_of_a_slab_that_is_gone_is_let_go(seals):
