@@ -53,27 +53,9 @@ class Job:
         self._workers: dict[str, int] = {}
         words = [word for each in SETTINGS for word in ("--set", each)]
         command = [
-            sys.executable,
-            "-m",
-            "keepstep",
-            "local",
-            "--quiet",
-            "--hosts",
-            str(HOSTS),
-            "--store",
-            "none",
-            *words,
-        ]
-        command += [
-            "--store",
-            str(folder / "store"),
-            "--python",
-            str(python),
-            "--out",
-            str(folder / "run"),
-            str(JOB),
-            "--folder",
-            str(folder),
+            *(sys.executable, "-m", "keepstep", "local", "--quiet", "--hosts", str(HOSTS), *words),
+            *("--store", str(folder / "store"), "--python", str(python), "--out", str(folder / "run")),
+            *(str(JOB), "--folder", str(folder)),
         ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "runtime"), "TF_CPP_MIN_LOG_LEVEL": "2"}
         with (folder / "output").open("wb") as output:

@@ -103,29 +103,9 @@ def command_of(system: str, options: argparse.Namespace, folder: Path) -> list[s
         return [*loop, str(JOB), "--mode", "plain", *common]
     settings = [f"launch.standby={int(system == 'standby')}", "restart.budget=1000 per 1h", "restart.ceiling=1000"]
     words = [word for each in settings for word in ("--set", each)]
-    local = [
-        sys.executable,
-        "-m",
-        "keepstep",
-        "local",
-        "--quiet",
-        "--hosts",
-        "2",
-        "--store",
-        str(folder / "store"),
-        *words,
-    ]
-    return [
-        *local,
-        "--python",
-        str(options.python),
-        "--out",
-        str(folder / "run"),
-        str(JOB),
-        "--mode",
-        "keepstep",
-        *common,
-    ]
+    local = [sys.executable, "-m", "keepstep", "local", "--quiet", "--hosts", "2", "--store", str(folder / "store")]
+    places = ["--python", str(options.python), "--out", str(folder / "run")]
+    return [*local, *words, *places, str(JOB), "--mode", "keepstep", *common]
 
 
 def block(system: str, options: argparse.Namespace, folder: Path, draw: random.Random, kills: int) -> dict[str, Any]:
