@@ -46,24 +46,25 @@ class Streams:
         the only one who writes there.
 
         Raises:
-            Exception: what the first one raised.
+            Exception: what one of them raised.
         """
-        failed: list[BaseException] = []
+        failed = threading.Event()
 
         def take_turn(transfer: Callable[[], T]) -> T | None:
             with self._turns:
-                if failed:
+                if failed.is_set():
                     return None
+                failed_here = True
                 try:
-                    return transfer()
-                except BaseException as error:
-                    failed.append(error)
-                    raise
+                    made = transfer()
+                    failed_here = False
+                    return made
+                finally:
+                    if failed_here:
+                        failed.set()
 
         asked = [self._pool.submit(take_turn, transfer) for transfer in transfers]
         wait(asked)
-        if failed:
-            raise failed[0]
         return [cast(T, future.result()) for future in asked]
 
     def pace(self) -> Pace:
