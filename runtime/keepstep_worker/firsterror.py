@@ -27,6 +27,7 @@ _SOMETIMES_VICTIMS = frozenset({
 _SIGNS = re.compile(
     r"collective ops? (is|are|was|were) aborted|\b(peer|task|worker)s?\b[^\n]*\b(unhealthy|is down|died|preempted)"
     r"|connection (reset|refused)|socket closed|failed to connect to|coordination ?service|heartbeat|DerivedStatus"
+    r"|nccl[^\n]*(unhandled system error|remote process exited|remote error|connection closed)"
     r"|derived_status|/job:\w+/replica:\d+/task:\d+[^\n]*(has been restarted|is not available)",
     re.IGNORECASE,
 )

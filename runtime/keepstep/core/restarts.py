@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keepstep.core.causes import FailureCause
-from keepstep.core.events import WorkerExited
+from keepstep.core.events import FirstError, WorkerExited
 from keepstep.core.policy import Policy
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Failure, GenerationRecord, LedgerEntry
@@ -21,6 +22,21 @@ _EXIT_CODES = {
 
 _OUT_OF_MEMORY = frozenset({"MemoryError", "ResourceExhaustedError"})
 """Python's own, and TensorFlow's of a device."""
+
+_OF_A_LIBRARY = frozenset(
+    {"InternalError", "UnknownError", "FailedPreconditionError", "XlaRuntimeError", "JaxRuntimeError"}
+)
+_SAYS = (
+    (
+        FailureCause.OUT_OF_MEMORY,
+        re.compile("CUDA_ERROR_OUT_OF_MEMORY|OOM when allocating|Dst tensor is not initialized|RESOURCE_EXHAUSTED"),
+    ),
+    (
+        FailureCause.GPU_FAULT,
+        re.compile("CUDA_ERROR_(ECC|NVLINK)_UNCORRECTABLE|uncorrectable ECC error|fallen off the bus", re.IGNORECASE),
+    ),
+)
+"""What CUDA and XLA say through errors of a general kind; a user's own errors are not read so."""
 
 _KILLED = 128 + 9
 
@@ -50,10 +66,13 @@ class Verdict:
 def classify_exit(host: str, rank: int, event: WorkerExited) -> Failure:
     """The failure that an unplanned exit is."""
     error = event.error
+    said = None if error is None else _cause_said(error)
     if error is not None and error.victim:
         cause = FailureCause.PEER
-    elif event.out_of_memory or (error is not None and error.error_type in _OUT_OF_MEMORY):
+    elif event.out_of_memory:
         cause = FailureCause.OUT_OF_MEMORY
+    elif said is not None:
+        cause = said
     elif event.signal is not None:
         cause = FailureCause.KILLED
     else:
@@ -70,6 +89,15 @@ def classify_exit(host: str, rank: int, event: WorkerExited) -> Failure:
         "" if error is None else error.message,
         error is not None and error.victim,
     )
+
+
+def _cause_said(error: FirstError) -> FailureCause | None:
+    """The cause that an exception names by itself."""
+    if error.error_type in _OUT_OF_MEMORY:
+        return FailureCause.OUT_OF_MEMORY
+    if error.error_type not in _OF_A_LIBRARY:
+        return None
+    return next((cause for cause, says in _SAYS if says.search(error.message)), None)
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure | None:

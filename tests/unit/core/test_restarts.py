@@ -63,6 +63,28 @@ def test_an_exit_is_classified(event, cause):
     assert classify_exit("algo-1", 0, event).cause is cause
 
 
+ECC = "failed to synchronize: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered"
+
+
+@pytest.mark.parametrize(
+    ("error_type", "message", "cause"),
+    [
+        ("InternalError", ECC, FailureCause.GPU_FAULT),
+        ("XlaRuntimeError", "INTERNAL: CUDA_ERROR_NVLINK_UNCORRECTABLE", FailureCause.GPU_FAULT),
+        ("UnknownError", "Unable to determine the device handle: GPU has fallen off the bus", FailureCause.GPU_FAULT),
+        ("InternalError", "Dst tensor is not initialized.", FailureCause.OUT_OF_MEMORY),
+        ("InternalError", "failed to alloc: CUDA_ERROR_OUT_OF_MEMORY: out of memory", FailureCause.OUT_OF_MEMORY),
+        ("XlaRuntimeError", "RESOURCE_EXHAUSTED: Out of memory while trying", FailureCause.OUT_OF_MEMORY),
+        ("InternalError", "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access", FailureCause.USER_CODE),
+        ("ValueError", ECC, FailureCause.USER_CODE),
+        ("MemoryError", "", FailureCause.OUT_OF_MEMORY),
+    ],
+)
+def test_what_libraries_say_of_a_cause_is_believed(error_type, message, cause):
+    error = FirstError(error_type, message, 4.0, 3, False)
+    assert classify_exit("algo-1", 0, WorkerExited("w", 5.0, exit_code=1, error=error)).cause is cause
+
+
 def test_a_failure_is_dated_by_the_exception_where_there_is_one():
     event = WorkerExited(
         "w", 5.0, exit_code=1, error=FirstError("ValueError", "bad", 4.0, 3, False), entered=8, completed=7

@@ -28,12 +28,15 @@ VICTIMS = [
     ("DeadlineExceededError", "Deadline Exceeded on CoordinationService/Heartbeat"),
     ("InternalError", "Connection refused"),
     ("UnknownError", "Socket closed"),
+    ("InternalError", "NCCL: remote process exited or there was a network error. Set NCCL_DEBUG=WARN for detail."),
+    ("InternalError", "NCCL: unhandled system error. Set NCCL_DEBUG=WARN for detail."),
     ("FailedPreconditionError", "Coordination service agent is in error"),
 ]
 CULPRITS = [
     ("InvalidArgumentError", "Incompatible shapes: [32,10] vs. [31,10]"),
     ("ResourceExhaustedError", "OOM when allocating tensor with shape[4096,4096]"),
     ("InternalError", "Blas GEMM launch failed"),
+    ("InternalError", "NCCL: unhandled cuda error. Set NCCL_DEBUG=WARN for detail."),
     ("AbortedError", "Operation was stopped by the user"),
     ("CancelledError", "The iterator was cancelled"),
     ("DeadlineExceededError", "dequeue timed out"),
