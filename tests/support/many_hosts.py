@@ -124,7 +124,8 @@ class ManyHosts:
         self.network = Network(hosts, *([_ETCD] if etcd_elsewhere else []))
         self.names = self.network.names[:hosts]
         self.script, self.arguments = script, list(arguments)
-        words = [f"launch.python={python}", "launch.strategy=multi_worker", *settings]
+        # Of which world a worker is, is seen by what it was started with, and a standby was started with nothing.
+        words = [f"launch.python={python}", "launch.strategy=multi_worker", "launch.standby=0", *settings]
         self.options = [word for setting in words for word in ("--set", setting)]
         self.environment: dict[str, str] = {}
         self.lives: list[Life] = []
