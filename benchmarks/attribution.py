@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recovery import terminate
 from keepstep.app.replay import journals_under
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,12 +99,7 @@ class Job:
             time.sleep(POLL_S)
 
     def end(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        terminate(self._process)
 
 
 class Cage:

@@ -84,12 +84,17 @@ class Run:
         return float(self.wait_for(first_step, "step after the kill")) - killed
 
     def end(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        terminate(self._process)
+
+
+def terminate(process: subprocess.Popen[bytes]) -> None:
+    """Have a job end, and wait for it."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def command_of(system: str, options: argparse.Namespace, folder: Path) -> list[str]:

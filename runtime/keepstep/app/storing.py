@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -127,7 +126,6 @@ class Storing:
     def _died(self, status: int) -> None:
         if not self._closing:
             self._log(f"uploader ended with {status}; starting another one")
-            self._opened.clear()
             self._again.set()
 
     @property
@@ -142,8 +140,10 @@ class Storing:
         """The same for what wants a store: waits until it is open, asks again where the uploader ends meanwhile."""
         while True:
             await self._opened.wait()
-            with contextlib.suppress(UploaderGone):
+            try:
                 return await self._call(command)
+            except UploaderGone:
+                self._opened.clear()  # until the next one has opened it
 
     async def _call(self, command: Mapping[str, object], fd: int | None = None) -> dict[str, Any]:
         return await self._client.call(command, fd)

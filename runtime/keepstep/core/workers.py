@@ -260,7 +260,8 @@ def recovery_phases(recovery: Recovery, first_step_at: float) -> list[tuple[str,
 
 def on_steps_sampled(turn: Turn, event: StepsSampled) -> None:
     """A sample of the heartbeat ring."""
-    if _known(turn, event.worker_id) is None:
+    worker = _known(turn, event.worker_id)
+    if worker is None:
         return
     turn.set_worker(
         event.worker_id,
@@ -269,7 +270,8 @@ def on_steps_sampled(turn: Turn, event: StepsSampled) -> None:
         step_s=event.step_s,
         snapshot_s=event.snapshot_s,
     )
-    hang.sign(turn, event.worker_id, event.step_s)
+    # A worker's first step is traced and compiled: nothing to expect of the others.
+    hang.sign(turn, event.worker_id, event.step_s if event.completed > worker.completed else 0.0)
     turn.set(completed=max(event.completed, turn.state.completed))
 
 

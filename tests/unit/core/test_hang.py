@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from keepstep.core import workers
+from keepstep.core.decide import initial_state
+from keepstep.core.events import FirstStepCompleted, StepsSampled
+from keepstep.core.facts import Worker
 from keepstep.core.hang import culprits, deadline_s, tell
 from keepstep.core.policy import Hang
 from keepstep.core.stalls import Activity, Stall
+from keepstep.core.state import Turn
 from keepstep.intake.policy import load_policy
+from tests.unit.core.values import a_job
 
 DEFAULT = Hang()
 
@@ -72,3 +80,17 @@ def test_who_is_waited_for_is_named(stalls, named):
 def test_what_is_told_says_where_it_stands():
     stall = waits(process="T", calls=("train.py:30 wait", "data.py:7 load"))
     assert tell(stall) == "step, step 10 entered, stopped by a signal, in train.py:30 wait; data.py:7 load"
+
+
+def test_the_first_step_is_no_measure_of_the_others():
+    state = replace(initial_state(a_job(), load_policy("default"), 1.0), workers=(Worker("w", 1, 0, 1.0),))
+    turn, seen = Turn(state, 60.0), []
+    workers.on_first_step(turn, FirstStepCompleted("w", 8, 50.0))
+    for sample in (
+        StepsSampled("w", 8, 8, step_s=40.0),  # traced
+        StepsSampled("w", 10, 9, step_s=0.5),
+        StepsSampled("w", 20, 19, step_s=0.25),
+    ):
+        workers.on_steps_sampled(turn, sample)
+        seen.append(turn.state.workers[0].slow_s)
+    assert seen == [0.0, 0.5, 0.49]
