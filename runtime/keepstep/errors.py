@@ -72,6 +72,13 @@ class QuorumError(KeepstepError):
     retryable = True
 
 
+class InterruptionError(KeepstepError):
+    """The platform takes the host away before there is anything to save."""
+
+    exit_code = ExitCode.INTERRUPTED
+    retryable = True
+
+
 class HardwareError(KeepstepError):
     """A machine wants repair."""
 

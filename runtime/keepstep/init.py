@@ -47,7 +47,7 @@ SWEEP_S = 15.0
 """How long a killed process may take to go; one that hangs in a driver must not hold the container for ever."""
 STOP_GRACE_S = 5.0
 
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(
@@ -167,7 +167,7 @@ class Init:
             self.handled.append(number)
 
     def _forward(self, number: int) -> None:
-        if number in _STOPPING and number not in self.forwarded:
+        if number in STOPPING and number not in self.forwarded:
             self.forwarded.append(number)
         if self.agent:
             kernel.kill(self.agent, number)

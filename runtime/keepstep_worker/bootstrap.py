@@ -1,7 +1,13 @@
 """Starts the user's script as plain Python would, with the agent listening.
 
-`PYTHON -m keepstep_worker SCRIPT ARGS...` leaves no trace that a script could stumble over: sys.argv, sys.path[0], the
-namespace of `__main__`, exit codes, tracebacks and the end of the process are those of `PYTHON SCRIPT ARGS...`.
+    PYTHON -m keepstep_worker SCRIPT ARGS...         as PYTHON SCRIPT ARGS...
+    PYTHON -m keepstep_worker -m MODULE ARGS...      as PYTHON -m MODULE ARGS...
+    PYTHON -m keepstep_worker --exec PROGRAM ARGS... becomes another program, which no interpreter is looked into
+
+A script or a module leaves no trace that it could stumble over: sys.argv, sys.path[0], the namespace of `__main__`,
+exit codes, tracebacks and the end of the process are those of plain Python. A program such as a shell script passes on
+to what it starts the means to join. A Python that it starts by this very bootstrap, as in `python -m keepstep_worker
+train.py`, is instrumented; no other one is.
 """
 
 from __future__ import annotations
@@ -19,13 +25,14 @@ import runpy
 import signal
 import sys
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from keepstep_worker import firsterror, hook, identity, standby, wire
 from keepstep_worker.session import Session
 
 _PR_SET_PDEATHSIG = 1
 _EXIT_USAGE = 2
+_SHELL = "/bin/sh"
 _EXIT_ORPHANED = 143
 _INSTRUMENTED = {
     "tensorflow.python.eager.context": "keepstep_worker.timers",
@@ -48,8 +55,10 @@ def main() -> None:
         _die_with_parent(identity.parent_pid())
     held = standby.wait() if standby.is_standby() else None
     if len(sys.argv) < 2:
-        print("usage: python -m keepstep_worker SCRIPT [ARGUMENT...]", file=sys.stderr)
+        print("usage: python -m keepstep_worker SCRIPT | -m MODULE | --exec PROGRAM [ARGUMENT...]", file=sys.stderr)
         sys.exit(_EXIT_USAGE)
+    if sys.argv[1] == "--exec":
+        _execute(sys.argv[2:])
     session: Session | None = None
     if identity.is_worker():
         with contextlib.suppress(OSError, ValueError, AttributeError):  # a stderr without a descriptor
@@ -63,7 +72,10 @@ def main() -> None:
                 held.hide(session.tell, environment)
     del sys.argv[0]
     try:
-        _run(sys.argv[0])
+        if sys.argv[0] == "-m":
+            _run_module()
+        else:
+            _run(sys.argv[0])
     except SystemExit:
         raise
     except BaseException as error:
@@ -100,6 +112,31 @@ def _instrument(session: Session) -> None:
         target: install(name) for target, name in wanted.items() if importlib.util.find_spec(name) is not None
     }
     hook.PostImport(installers, standby.LARGE, standby.Imports(session.tell).begin).install()
+
+
+def _execute(command: list[str]) -> NoReturn:
+    """Become a program that is none of Python's; a file without a first line that names its interpreter is the shell's.
+
+    What it starts may join in its place: the descriptors and the variables that name them stay open to it.
+    """
+    program = command[0] if os.sep in command[0] else os.path.join(os.curdir, command[0])
+    if identity.is_worker():
+        os.environ["KEEPSTEP_PARENT_PID"] = "0"  # whoever joins is a child of the program, not of the agent
+        for name in identity.DESCRIPTOR_VARIABLES:
+            os.set_inheritable(int(os.environ[name]), True)
+    with contextlib.suppress(OSError):  # on a file system that can not be written, the shell reads it
+        os.chmod(program, os.stat(program).st_mode | 0o111)
+    runs = ["-c", 'exec "$0" "$@"', program] if os.access(program, os.X_OK) else [program]
+    os.execv(_SHELL, [_SHELL, *runs, *command[1:]])
+
+
+def _run_module() -> None:
+    """Execute the module that the command line names in `__main__`, as `python -m` does."""
+    if len(sys.argv) < 2:
+        print("Argument expected for the -m option", file=sys.stderr)
+        sys.exit(_EXIT_USAGE)
+    name = sys.argv.pop(1)
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
 def _run(script: str) -> None:

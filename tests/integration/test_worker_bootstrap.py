@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +54,31 @@ def test_the_table_holds_both_good_ends_and_bad_ones(tmp_path):
     assert same(tmp_path, "b.py") == (3, "", "")
 
 
+@pytest.mark.parametrize("name", ["package", "package.inner", "package.none", "none", "alone"])
+def test_a_module_is_run_as_python_does(tmp_path, name):
+    (tmp_path / "package").mkdir()
+    for path in ("package/__init__.py", "package/__main__.py", "package/inner.py", "alone.py"):
+        (tmp_path / path).write_text(SCRIPTS["names"])
+    under, plain = (
+        run(tmp_path, *words, "-m", name, "--epochs", "3", "x y") for words in (("-m", "keepstep_worker"), ())
+    )
+    assert [re.sub("0x[0-9a-f]+", "0x", str(part)) for part in under] == [
+        re.sub("0x[0-9a-f]+", "0x", str(part)) for part in plain
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "mode"),
+    [("#!/bin/bash\n[[ a == a ]] && ", 0o755), ("#!/bin/sh\n", 0o644), ("", 0o755), ("", 0o444)],
+    ids=["bash", "not executable", "no first line", "neither"],
+)
+def test_a_program_is_run_with_its_arguments(tmp_path, content, mode):
+    (tmp_path / "run.sh").write_text(content + 'printf \'<%s>\' "$0" "$@"\nexit 5\n')
+    (tmp_path / "run.sh").chmod(mode)
+    code, output, errors = run(tmp_path, "-m", "keepstep_worker", "--exec", "run.sh", "--name", "a b $HOME", "", "it's")
+    assert (code, output, errors) == (5, "<./run.sh><--name><a b $HOME><><it's>", "")
+
+
 @pytest.mark.parametrize("path", ["sub/script.py", "./sub/script.py", "link.py", "missing.py", "sub/../sub/script.py"])
 def test_paths_are_resolved_as_python_does(tmp_path, path):
     (tmp_path / "sub").mkdir()
@@ -89,7 +115,7 @@ def test_a_folder_and_an_archive_run_their_main(tmp_path):
 
 def test_without_a_script_it_says_how_to_call_it(tmp_path):
     code, _, stderr = run(tmp_path, "-m", "keepstep_worker")
-    assert (code, stderr) == (2, "usage: python -m keepstep_worker SCRIPT [ARGUMENT...]\n")
+    assert (code, stderr) == (2, "usage: python -m keepstep_worker SCRIPT | -m MODULE | --exec PROGRAM [ARGUMENT...]\n")
 
 
 @pytest.fixture
@@ -124,6 +150,29 @@ def test_hello_comes_before_the_script_and_its_children_get_no_descriptor(agent,
     assert (worker.returncode, output, errors) == (0, b"[]\n4\n", b"")
     assert agent.of("hello") == [{"kind": "hello", "version": 1, "pid": worker.pid}]
     assert agent.wire.read_progress().phase == wires.PHASE_HELLO
+
+
+def test_a_python_within_a_program_joins_only_where_it_is_started_so(agent, tmp_path):
+    """The program's other processes are left alone; the one that joins is not the agent's own child."""
+    (tmp_path / "script.py").write_text("import sys\nprint('keepstep_worker.session' in sys.modules)\n")
+    (tmp_path / "run.sh").write_text(
+        f"{sys.executable} script.py\n{sys.executable} -m keepstep_worker script.py\n{sys.executable} script.py\n"
+    )
+    endpoint = agent.connect()
+    with endpoint:
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": RUNTIME, **agent.environment(endpoint)}
+        program = subprocess.run(
+            [sys.executable, "-m", "keepstep_worker", "--exec", "run.sh"],
+            env={**environment, "KEEPSTEP_PARENT_PID": str(os.getpid())},
+            cwd=tmp_path,
+            pass_fds=(agent.wire_fd, endpoint.fileno()),
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+    assert (program.returncode, program.stdout, program.stderr) == (0, b"False\nTrue\nFalse\n", b"")
+    (hello,) = agent.of("hello")
+    assert hello["pid"] not in (0, os.getpid())
 
 
 def test_the_first_error_is_written_before_the_process_dies(agent, tmp_path):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import traceback
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,59 +27,30 @@ from keepstep.app.accounting import Accounting
 from keepstep.app.coordination import Coordination
 from keepstep.app.executor import Executor, Tools, seal_event
 from keepstep.app.gpus import watch_gpus
-from keepstep.app.launching import Launcher, Places, forget_own_source, write_failure
+from keepstep.app.launching import Launcher, Places, write_failure
 from keepstep.app.members import Members, Site
 from keepstep.app.notices import watch_notices
-from keepstep.app.options import TrainOptions, find_base_dir, parse_train_options
+from keepstep.app.options import find_base_dir, parse_train_options
 from keepstep.app.probing import Probing
 from keepstep.app.sampling import Sampler
+from keepstep.app.setting_up import Setup, set_up
 from keepstep.app.standing_by import Standbys
 from keepstep.app.storing import Giving, Storing, local_folder
 from keepstep.app.supervisor import Supervisor
-from keepstep.app.trust import Trust, demand_trust_off, trust_of
-from keepstep.app.watching import Watching, watched_folder
+from keepstep.app.trust import Trust, trust_of
+from keepstep.app.watching import Watching
 from keepstep.core import events as e
 from keepstep.core.causes import FailureCause
-from keepstep.core.job import JobSpec, first_etcd_hosts
 from keepstep.core.policy import Policy
 from keepstep.core.state import State
 from keepstep.errors import ConfigError, ExitCode, KeepstepError
-from keepstep.intake.contract import (
-    Contract,
-    ContractOptions,
-    choose_strategy,
-    count_gpus,
-    load_contract,
-    read_environment,
-    user_environment,
-)
-from keepstep.intake.policy import load_policy
+from keepstep.intake.contract import read_environment
 from keepstep.ports import Coordinator
 
 _LAST_WORDS_S = 2.0
 _WATCH_IDLE_S = 4.0
 """A watch that is silent for so long is asked whether it still hears the others' etcd: its member may be cut off."""
 _SOURCES = {signal.SIGTERM: "sigterm", signal.SIGINT: "sigint", signal.SIGHUP: "sighup"}
-
-
-@dataclass(frozen=True)
-class Setup:
-    """Everything that was read before the loop begins."""
-
-    options: TrainOptions
-    contract: Contract
-    policy: Policy
-    job: JobSpec
-    store: str | None
-    environment: dict[str, str]
-    places: Places
-
-    @property
-    def has_trust(self) -> bool:
-        """Whether the hosts prove themselves to each other by certificates of their own."""
-        coordination = self.policy.coordination
-        ours = coordination.endpoints == "embedded" and coordination.tls == "on"
-        return len(self.job.hosts) > 1 and ours and self.store is not None
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -96,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         options = parse_train_options(words)
         base_dir = options.base_dir
         init = InitLink.from_environment(environ)
-        setup = read_setup(options, environ, init.state.boot)
+        setup = set_up(options, environ, init.state)
         return asyncio.run(Agent(setup, init, lines).run())
     except KeepstepError as error:
         return report(error, base_dir, lines)
@@ -131,50 +99,6 @@ def end_of_a_bug(kind: type[BaseException], error: BaseException, trace: Traceba
     traceback.print_exception(kind, error, trace)
     sys.stderr.flush()
     os._exit(ExitCode.BUG)
-
-
-def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Setup:
-    """Turn text into values, once.
-
-    Raises:
-        ConfigError: something can not be used.
-    """
-    wanted = ContractOptions(options.script, options.arguments, options.policy, options.store)
-    contract = load_contract(options.base_dir, environ, wanted)
-    policy = load_policy(contract.policy_source, options.overrides)
-    named = contract.store or policy.checkpoint.store
-    store = None if named == "none" else named
-    host, hosts = contract.current_host, contract.hosts
-    if len(hosts) > 1 and store is None and policy.coordination.endpoints == "embedded":
-        demand_trust_off(policy)
-    strategy = choose_strategy(contract, policy.launch.strategy, count_gpus())
-    nonce = uuid.uuid4().hex[:8]
-    job = JobSpec(
-        name=contract.job_name,
-        host=host,
-        hosts=hosts,
-        node_id=f"{host}-{nonce}",
-        boot=boot,
-        address=options.address or host,
-        port_base=options.port_base,
-        run=nonce,
-        strategy=strategy,
-        python=policy.launch.python,
-        script=str(contract.script),
-        arguments=contract.arguments,
-        has_store=store is not None,
-        etcd_hosts=first_etcd_hosts(hosts) if policy.coordination.endpoints == "embedded" else (),
-        watch=watched_folder(policy.checkpoint.watch, contract, store),
-    )
-    environment = user_environment(contract, environ)
-    check_interpreter(job.python, contract.code_dir, environment.get("PATH"))
-    environment["KEEPSTEP_INSTRUMENT"] = policy.launch.instrument
-    forget_own_source(environment)
-    scratch = options.scratch_dir or Path(tempfile.gettempdir()) / f"keepstep-{contract.job_name}-{host}"
-    places = Places(
-        scratch, contract.paths.output_data / "keepstep" / host, contract.code_dir, contract.paths.failure_file
-    )
-    return Setup(options, contract, policy, job, store, environment, places)
 
 
 class Agent:
@@ -334,21 +258,6 @@ def make_launcher(setup: Setup, link: WorkerLink, standbys: Standbys, log: Calla
 
 def unusable_scratch(error: OSError) -> ConfigError:
     return ConfigError(str(error), "a folder that can be written", key="--scratch-dir")
-
-
-def check_interpreter(python: str, code_dir: Path, search_path: str | None) -> None:
-    """See that the user's interpreter can be started, the way a worker will be.
-
-    Raises:
-        ConfigError: it is not there, or is no program.
-    """
-    found = shutil.which(str(code_dir / python) if os.sep in python else python, path=search_path)
-    if found is None:
-        raise ConfigError(
-            f"found {python}, which is not there or can not be executed",
-            "a Python interpreter: a name on PATH, or a path",
-            key="launch.python",
-        )
 
 
 def open_metrics(policy: Policy) -> Metrics:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+EntryKind = Literal["script", "module", "command"]
+"""What runs: a Python script, a module of a package that was installed (`python -m`), or any other program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +24,12 @@ class JobSpec:
         run: nonce of this run, part of object names in the store.
         strategy: plain, mirrored or multi_worker; `auto` is resolved before the core sees it.
         python: the user's interpreter.
-        script: path of the user's script.
+        script: what runs: a path as the script is to see it, or the module's name.
         arguments: the script's arguments.
         has_store: whether checkpoints are committed anywhere.
         etcd_hosts: the hosts that start an etcd member at first; empty where there is one already, or none is needed.
         peer_port: where this host gives others what is in its slabs; 0: nowhere.
+        entry: what kind of thing `script` is.
         watch: the folder in which the script may write checkpoints of its own; empty where none is watched.
     """
 
@@ -44,6 +49,7 @@ class JobSpec:
     etcd_hosts: tuple[str, ...] = ()
     peer_port: int = 0
     watch: str = ""
+    entry: EntryKind = "script"
 
     @property
     def keeps_etcd(self) -> bool:

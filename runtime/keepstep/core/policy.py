@@ -105,6 +105,10 @@ class Launch(_Section):
         1, "Processes that have TensorFlow imported and wait to become a worker, per worker.", unit="count",
         failure="restarts of which most is the import of TensorFlow", ge=0, le=4, strict=True,
     )  # fmt: skip
+    arguments: Literal["exec", "shell"] = knob(
+        "exec", "How the script gets its arguments: as they are, or as a shell splits and expands them.", unit="name",
+        failure="a script that relies on what older toolkits made of a value with blanks in it",
+    )  # fmt: skip
     python: str = knob(
         "python", "The interpreter of the user's script: a path, or a name on PATH.", unit="path",
         failure="a script run by an interpreter that lacks its packages", min_length=1,

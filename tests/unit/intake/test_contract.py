@@ -17,6 +17,7 @@ from keepstep.intake.contract import (
     ContractOptions,
     choose_strategy,
     count_gpus,
+    find_code,
     load_contract,
     read_environment,
 )
@@ -58,6 +59,69 @@ def test_the_script_may_come_through_a_channel(tmp_path):
     contract = load_contract(base, JOB)
     assert contract.script == tmp_path / "input" / "data" / "code" / "train.py"
     assert contract.channels == {name: tmp_path / "input" / "data" / name for name in ("code", "train")}
+
+
+@pytest.mark.parametrize(
+    ("name", "setup", "kind", "program"),
+    [
+        ("train.py", False, "script", "train.py"),
+        ("sub/train.py", False, "script", "sub/train.py"),
+        ("run.sh", False, "command", "run.sh"),
+        ("train", False, "command", "train"),
+        ("train.py", True, "module", "train"),
+        ("package.main", True, "module", "package.main"),
+        ("run.sh", True, "command", "run.sh"),
+    ],
+)
+def test_what_kind_of_thing_is_run_is_told_as_the_toolkit_does(tmp_path, name, setup, kind, program):
+    base = make_opt_ml(tmp_path, hyperparameters={"sagemaker_program": name})
+    (base / "code" / "sub").mkdir()
+    for each in (name, *(["setup.py"] if setup else [])):
+        (base / "code" / each).write_text("")
+    contract = load_contract(base, JOB)
+    assert (contract.kind, contract.program, contract.is_submitted) == (kind, program, True)
+    assert (contract.entry, contract.code_dir) == (name, base / "code")
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "kind"), [("a.sh", 0o644, "command"), ("a", 0o755, "command"), ("a", 0o644, "script")]
+)
+def test_a_program_of_the_command_line(tmp_path, monkeypatch, name, mode, kind):
+    (tmp_path / name).write_text("true\n")
+    (tmp_path / name).chmod(mode)
+    monkeypatch.chdir(tmp_path)
+    contract = load_contract(tmp_path / "nothing", {}, ContractOptions(name, ("--fast",)))
+    assert (contract.kind, contract.program, contract.is_submitted) == (kind, name, False)
+
+
+def test_where_code_comes_from(tmp_path):
+    archive = tmp_path / "elsewhere.tar.gz"
+    archive.touch()
+    base = make_opt_ml(tmp_path / "ml", hyperparameters={"sagemaker_submit_directory": str(archive)})
+    source = find_code(base, {})
+    assert source is not None
+    assert (source.source, source.into, source.region) == (str(archive), base / "code", None)
+
+
+@pytest.mark.parametrize("said", [None, "", "CODE"])
+def test_code_that_lies_where_it_belongs_is_not_got(tmp_path, said):
+    given_ = {} if said is None else {"sagemaker_submit_directory": said.replace("CODE", str(tmp_path / "code"))}
+    assert find_code(make_opt_ml(tmp_path, hyperparameters=given_), {}) is None
+
+
+@pytest.mark.parametrize(("environ", "region"), [({}, "eu-west-1"), ({"AWS_REGION": "us-east-2"}, "us-east-2")])
+def test_code_in_s3_has_a_region(tmp_path, environ, region):
+    given_ = {"sagemaker_submit_directory": '"s3://b/k.tar.gz"', "sagemaker_region": '"eu-west-1"'}
+    source = find_code(make_opt_ml(tmp_path, hyperparameters=given_), environ)
+    assert source is not None
+    assert (source.source, source.region, source.endpoint) == ("s3://b/k.tar.gz", region, None)
+
+
+@pytest.mark.parametrize("said", ["7", "gs://b/k", "/none/there.tar.gz", "true"])
+def test_code_that_can_come_from_nowhere(tmp_path, said):
+    base = make_opt_ml(tmp_path, hyperparameters={"sagemaker_submit_directory": said})
+    with pytest.raises(ConfigError, match=r"hyperparameters\.json: sagemaker_submit_directory: .*wanted"):
+        find_code(base, {})
 
 
 def test_the_command_line_goes_before_the_hyperparameters(tmp_path, monkeypatch):

@@ -6,12 +6,13 @@ enter: starting a process, the environment of the agent itself, a file. Start re
 
 from __future__ import annotations
 
-from keepstep.core.job import JobSpec
+from keepstep.core.job import EntryKind, JobSpec
 from keepstep.core.launch.multi_worker import tf_config
 from keepstep.core.policy import Policy
 
 _HEARTBEATS = 2.0
 """TensorFlow gives a silent peer up after so many leases: keepstep is to know first."""
+_FLAGS: dict[EntryKind, tuple[str, ...]] = {"script": (), "module": ("-m",), "command": ("--exec",)}
 
 
 def worker_command(job: JobSpec) -> tuple[str, ...]:
@@ -24,10 +25,10 @@ def plan_worker(
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Command and additional environment of this host's worker, in a job of `full` ranks (0: all hosts) when whole.
 
-    The command starts the user's script through the worker-side bootstrap with the user's own interpreter. `addresses`
-    are those of the generation's workers in rank order.
+    The command starts what the user named through the worker-side bootstrap with the user's own interpreter.
+    `addresses` are those of the generation's workers in rank order.
     """
-    command = (*worker_command(job), job.script, *job.arguments)
+    command = (*worker_command(job), *_FLAGS[job.entry], job.script, *job.arguments)
     environment = {
         "KEEPSTEP_GENERATION": str(generation),
         "KEEPSTEP_RANK": str(rank),

@@ -8,16 +8,18 @@ Start reading at `load_contract`.
 from __future__ import annotations
 
 from keepstep.intake.contract.environment import read_environment, user_environment
-from keepstep.intake.contract.load import load_contract
+from keepstep.intake.contract.load import find_code, load_contract
 from keepstep.intake.contract.strategy import choose_strategy, count_gpus
-from keepstep.intake.contract.values import Contract, ContractOptions, Paths
+from keepstep.intake.contract.values import CodeSource, Contract, ContractOptions, Paths
 
 __all__ = [
+    "CodeSource",
     "Contract",
     "ContractOptions",
     "Paths",
     "choose_strategy",
     "count_gpus",
+    "find_code",
     "load_contract",
     "read_environment",
     "user_environment",

@@ -12,8 +12,8 @@ from keepstep.errors import ConfigError
 from keepstep.intake.contract.documents import Document, read_document
 from keepstep.intake.contract.hyperparameters import parse_hyperparameters
 from keepstep.intake.contract.resources import Resources, parse_resources, single_host
-from keepstep.intake.contract.script import find_script
-from keepstep.intake.contract.values import Contract, ContractOptions, Paths
+from keepstep.intake.contract.script import SUBMITTED, find_script
+from keepstep.intake.contract.values import CodeSource, Contract, ContractOptions, Paths
 from keepstep.intake.files import can_be_given, printable, show
 
 JOB_VARIABLE = "TRAINING_JOB_NAME"
@@ -48,13 +48,37 @@ def load_contract(base_dir: Path, environ: Mapping[str, str], options: ContractO
         hyperparameters=hyperparameters,
         channels={name: paths.input_data / name for name in sorted(channels)},
         entry=script.entry,
+        kind=script.kind,
         script=script.path,
         arguments=script.arguments,
         code_dir=script.code_dir,
+        is_submitted=options.script is None,
         policy_source=_policy_source(options, environ, hyperparameters, script.code_dir),
         store=_store(options, environ, hyperparameters),
         paths=paths,
     )
+
+
+def find_code(base_dir: Path, environ: Mapping[str, str]) -> CodeSource | None:
+    """Where the job's code is to be got from; None where nothing is said, or it lies where it belongs.
+
+    Raises:
+        ConfigError: the platform's files, or what they say of it, can not be used.
+    """
+    paths = Paths(base_dir.absolute())
+    hyperparameters = _read_hyperparameters(paths)
+    source = hyperparameters.get(SUBMITTED)
+    if source in (None, "", str(paths.code)):
+        return None
+    file = printable(str(paths.input_config / "hyperparameters.json"))
+    if not isinstance(source, str) or ("://" in source and not source.startswith("s3://")):
+        raise ConfigError(f"found {show(source)}", "s3://bucket/key, or a path", file=file, key=SUBMITTED)
+    if not source.startswith("s3://") and not Path(source).exists():
+        wanted = "an archive, a folder or a script that is there"
+        raise ConfigError(f"{printable(source)} is not there", wanted, file=file, key=SUBMITTED)
+    region = environ.get("AWS_REGION") or hyperparameters.get("sagemaker_region")
+    region = region if isinstance(region, str) else None
+    return CodeSource(source, paths.code, file, SUBMITTED, region, environ.get("S3_ENDPOINT_URL"))
 
 
 def _check_words(options: ContractOptions, environ: Mapping[str, str]) -> None:

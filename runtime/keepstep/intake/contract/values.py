@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keepstep.core.job import EntryKind
+
 
 @dataclass(frozen=True, slots=True)
 class ContractOptions:
@@ -23,6 +25,27 @@ class ContractOptions:
     arguments: tuple[str, ...] = ()
     policy: str | None = None
     store: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSource:
+    """Where the user's code comes from, if it is not here.
+
+    Attributes:
+        source: an S3 URL, an archive, a folder or a script.
+        into: the folder that is to hold it.
+        file: where that was said.
+        key: under which name.
+        region: S3's region, where one is said.
+        endpoint: an S3 other than Amazon's.
+    """
+
+    source: str
+    into: Path
+    file: str
+    key: str
+    region: str | None = None
+    endpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +121,11 @@ class Contract:
         hyperparameters: all of them, each value decoded from JSON where it is JSON.
         channels: folder of each input channel, by name.
         entry: the script's name as the user gave it.
-        script: absolute path of the user's script.
+        kind: what kind of thing it is.
+        script: absolute path of the user's script; of a module, of its package's folder.
         arguments: the script's arguments.
         code_dir: working directory of the script.
+        is_submitted: whether the platform brought the code, and not the command line.
         policy_source: a preset's name, or a file.
         store: a directory, an s3:// URL or the word none; None where only the policy says.
     """
@@ -114,12 +139,19 @@ class Contract:
     hyperparameters: Mapping[str, Any]
     channels: Mapping[str, Path]
     entry: str
+    kind: EntryKind
     script: Path
     arguments: tuple[str, ...]
     code_dir: Path
+    is_submitted: bool
     policy_source: str
     store: str | None
     paths: Paths = field(default_factory=lambda: Paths(Path("/opt/ml")))
+
+    @property
+    def program(self) -> str:
+        """What is run, as its interpreter takes it: a path seen from `code_dir`, or a module's name."""
+        return self.entry.removesuffix(".py") if self.kind == "module" else self.entry
 
     @property
     def is_chief(self) -> bool:

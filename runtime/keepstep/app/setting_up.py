@@ -1,0 +1,125 @@
+"""What is read, and got, before the loop begins."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from keepstep.adapters.init_link import InitState
+from keepstep.app.launching import Places, forget_own_source
+from keepstep.app.options import TrainOptions
+from keepstep.app.provisioning import provide_code, provide_packages, split_by_shell
+from keepstep.app.trust import demand_trust_off
+from keepstep.app.watching import watched_folder
+from keepstep.core.job import JobSpec, first_etcd_hosts
+from keepstep.core.policy import Policy
+from keepstep.errors import ConfigError
+from keepstep.intake.contract import (
+    Contract,
+    ContractOptions,
+    choose_strategy,
+    count_gpus,
+    find_code,
+    load_contract,
+    user_environment,
+)
+from keepstep.intake.policy import load_policy
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that was read before the loop begins."""
+
+    options: TrainOptions
+    contract: Contract
+    policy: Policy
+    job: JobSpec
+    store: str | None
+    environment: dict[str, str]
+    places: Places
+
+    @property
+    def has_trust(self) -> bool:
+        """Whether the hosts prove themselves to each other by certificates of their own."""
+        coordination = self.policy.coordination
+        ours = coordination.endpoints == "embedded" and coordination.tls == "on"
+        return len(self.job.hosts) > 1 and ours and self.store is not None
+
+
+def set_up(options: TrainOptions, environ: dict[str, str], init: InitState) -> Setup:
+    """Get the job's code, read what there is, get its packages.
+
+    Raises:
+        KeepstepError: something can not be used, or is not to be had.
+    """
+    if options.script is None:
+        provide_code(find_code(options.base_dir, environ), init.signals)
+    setup = read_setup(options, environ, init.boot)
+    provide_packages(setup.contract, setup.job.python, setup.environment, setup.places.scratch, init.signals)
+    return setup
+
+
+def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Setup:
+    """Turn text into values, once.
+
+    Raises:
+        ConfigError: something can not be used.
+    """
+    wanted = ContractOptions(options.script, options.arguments, options.policy, options.store)
+    contract = load_contract(options.base_dir, environ, wanted)
+    policy = load_policy(contract.policy_source, options.overrides)
+    named = contract.store or policy.checkpoint.store
+    store = None if named == "none" else named
+    host, hosts = contract.current_host, contract.hosts
+    if len(hosts) > 1 and store is None and policy.coordination.endpoints == "embedded":
+        demand_trust_off(policy)
+    strategy = choose_strategy(contract, policy.launch.strategy, count_gpus())
+    nonce = uuid.uuid4().hex[:8]
+    job = JobSpec(
+        name=contract.job_name,
+        host=host,
+        hosts=hosts,
+        node_id=f"{host}-{nonce}",
+        boot=boot,
+        address=options.address or host,
+        port_base=options.port_base,
+        run=nonce,
+        strategy=strategy,
+        python=policy.launch.python,
+        script=contract.program,
+        arguments=contract.arguments,
+        has_store=store is not None,
+        etcd_hosts=first_etcd_hosts(hosts) if policy.coordination.endpoints == "embedded" else (),
+        watch=watched_folder(policy.checkpoint.watch, contract, store),
+        entry=contract.kind,
+    )
+    environment = user_environment(contract, environ)
+    check_interpreter(job.python, contract.code_dir, environment.get("PATH"))
+    environment["KEEPSTEP_INSTRUMENT"] = policy.launch.instrument
+    forget_own_source(environment)
+    if policy.launch.arguments == "shell":
+        job = replace(job, arguments=split_by_shell(job.arguments, environment, contract.code_dir))
+    scratch = options.scratch_dir or Path(tempfile.gettempdir()) / f"keepstep-{contract.job_name}-{host}"
+    places = Places(
+        scratch, contract.paths.output_data / "keepstep" / host, contract.code_dir, contract.paths.failure_file
+    )
+    return Setup(options, contract, policy, job, store, environment, places)
+
+
+def check_interpreter(python: str, code_dir: Path, search_path: str | None) -> None:
+    """See that the user's interpreter can be started, the way a worker will be.
+
+    Raises:
+        ConfigError: it is not there, or is no program.
+    """
+    found = shutil.which(str(code_dir / python) if os.sep in python else python, path=search_path)
+    if found is None:
+        raise ConfigError(
+            f"found {python}, which is not there or can not be executed",
+            "a Python interpreter: a name on PATH, or a path",
+            key="launch.python",
+        )
