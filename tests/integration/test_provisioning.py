@@ -123,7 +123,7 @@ def test_an_s3_that_does_not_answer_is_no_fault_of_the_configuration(container, 
     assert "Could not connect" in (container.failure() or "")
 
 
-# --- packages ----------------------------------------------------------------------------------------------------------
+# --- packages ---
 
 
 def wheel(folder: Path, name: str) -> Path:
@@ -185,14 +185,15 @@ def test_a_package_is_installed_and_its_module_run(installing, tmp_path):
     )
     installing.write(
         "code/made.py",
-        f"import shutil\ndef build_wheel(folder, *_):\n    shutil.copy({str(built)!r}, folder)\n    return {built.name!r}\n",
+        "import shutil\ndef build_wheel(folder, *_):\n"
+        f"    shutil.copy({str(built)!r}, folder)\n    return {built.name!r}\n",
     )
     assert installing.run() == 0, installing.output()
     assert "installed" in installing.output()
     assert any(event["kind"] == "worker_started" for event in installing.events())
 
 
-# --- programs ----------------------------------------------------------------------------------------------------------
+# --- programs ---
 
 
 def test_a_shell_script_runs_with_the_job_s_arguments_and_exit_code(container):

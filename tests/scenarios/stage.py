@@ -16,17 +16,14 @@ from keepstep.core.job import JobSpec, first_etcd_hosts
 from keepstep.core.records import (
     LEASED,
     OF_NODES_KEYS,
-    CordonRecord,
-    EtcdRecord,
     GenerationRecord,
     Member,
-    NodeRecord,
-    OrderRecord,
     Phase,
     StoredObject,
 )
 from keepstep.core.state import Decision
 from keepstep.intake.policy import load_policy
+from tests.scenarios.operated import Operated
 from tests.scenarios.peer import Peer
 from tests.scenarios.telling import tell_turn
 from tests.scenarios.watched import Watched
@@ -35,7 +32,7 @@ START = 1_000.0
 LEASE_S = 5.0
 
 
-class Stage(Watched):
+class Stage(Watched, Operated):
     """A node, what it is surrounded by, and what is out of order there."""
 
     def __init__(self, hosts: int = 2, store: bool = True, knobs: tuple[str, ...] = ()) -> None:
@@ -62,6 +59,7 @@ class Stage(Watched):
         self.out_of_order: set[str] = set()
         self.peer = Peer(self) if hosts > 1 else None
         self._inbox: deque[e.Event] = deque()
+        self._under_way: deque[a.FetchSnapshot] = deque()
 
     # --- the fold ----------------------------------------------------------------------------------------------------
 
@@ -199,9 +197,14 @@ class Stage(Watched):
                 self.post(e.FilesPutBack(action.operation, action.generation, self.edition, 1, 0))
             case a.FetchSnapshot() if "checkpoint" in self.out_of_order and not action.manifest.endswith("/10"):
                 self.post(e.CheckpointCorrupt(action.operation, action.manifest, "checksum"))
+            case a.FetchSnapshot() if "transfer" in self.out_of_order:
+                self._under_way.append(action)
             case a.FetchSnapshot():
-                seal = self._seal(action.slab, int(action.manifest.rpartition("/")[2]))
-                self.post(e.SnapshotFetched(action.operation, seal, f"d{seal.step}"))
+                self.post(self._fetched(action))
+
+    def _fetched(self, action: a.FetchSnapshot) -> e.Event:
+        seal = self._seal(action.slab, int(action.manifest.rpartition("/")[2]))
+        return e.SnapshotFetched(action.operation, seal, f"d{seal.step}")
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
@@ -238,6 +241,11 @@ class Stage(Watched):
 
     def heals(self, *what: str) -> None:
         self.out_of_order.discard(" ".join(what))
+
+    def transfer_ends(self, how: str = "") -> None:
+        """The oldest transfer that is under way comes to its end; `late`: a worker runs already."""
+        action = self._under_way.popleft()
+        self.happens(e.SnapshotUnwanted(action.operation) if how == "late" else self._fetched(action))
 
     def joins(self) -> None:
         """The worker enters `fit`, gets its slabs and restores."""
@@ -349,32 +357,6 @@ class Stage(Watched):
         self.state = initial_state(job, self.state.policy, self.now)
         self.happens(e.AgentStarted((), (), int(seen_generation)))
         self.happens(self._read())
-
-    def cordoned(self, host: str) -> None:
-        """An operator wants a host out."""
-        self._tells(CordonRecord(host, "operator", self.now))
-
-    def uncordoned(self, host: str) -> None:
-        self.vanish(f"cordons/{host}")
-        self.happens(self._inbox.popleft())
-
-    def restart_ordered(self, order_id: str) -> None:
-        """An operator wants all workers to start anew."""
-        self._tells(OrderRecord(order_id, "operator", self.now))
-
-    def host_arrives(self, host: str) -> None:
-        """A host without a mind of its own: its node is there, and nothing else."""
-        self._tells(NodeRecord(host, f"{host}-x", "10.0.0.9", 900))
-
-    def etcd_kept_by(self, *hosts: str, joining: str = "", leaving: str = "") -> None:
-        self._tells(EtcdRecord(hosts, joining, leaving))
-
-    def joins_etcd_for(self, leaving: str, *hosts: str) -> None:
-        """The leader names this host for a member that is lost."""
-        self.etcd_kept_by(*hosts, joining="algo-1", leaving=leaving)
-
-    def _tells(self, record: object) -> None:
-        self.happens(e.RecordSeen(record, self.write(record)))
 
     def earlier_run_ended(self) -> None:
         members = (Member("algo-1", "long ago"), Member("algo-2", "long ago, too"))

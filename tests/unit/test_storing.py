@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 
 import pytest
 
 from keepstep.adapters.uploader import UploaderGone
 from keepstep.app import storing
 from keepstep.app.storing import Storing
+from keepstep.core.actions import FetchSnapshot
 from keepstep.intake.policy import load_policy
+from keepstep_worker.wire import Seal
 
 
 class Uploader:
@@ -33,7 +36,14 @@ class Uploader:
             self.running = False
             asyncio.get_running_loop().call_soon(self.on_died, 9)
             raise UploaderGone("the uploader ended before it answered")
-        return {"ok": True}
+        return {"ok": True, "size_bytes": 0, "step": 40, "replicated": "d40", "brought": {}, "trouble": []}
+
+
+async def others():
+    """Let all others have a turn."""
+    passed = asyncio.Event()
+    asyncio.get_running_loop().call_soon(passed.set)
+    await passed.wait()
 
 
 @pytest.fixture
@@ -41,7 +51,7 @@ def uploader(monkeypatch):
     made = []
 
     async def at_once(seconds):
-        await asyncio.sleep(0)
+        await others()
 
     monkeypatch.setattr(storing, "UploaderClient", lambda on_died: made.append(Uploader(on_died)) or made[0])
     monkeypatch.setattr(storing, "sleep", at_once)
@@ -58,7 +68,7 @@ def test_a_question_waits_for_the_next_uploader_where_one_dies(uploader):
             await running
         return reply
 
-    assert asyncio.run(ask()) == {"ok": True}
+    assert asyncio.run(ask())["ok"]
     assert uploader[0].asked == ["open", "recall", "open", "recall"]
 
 
@@ -67,10 +77,51 @@ def test_without_a_store_nobody_is_asked(uploader):
         asked = Storing("job", None, load_policy("default"), lambda _: None, lambda _: None)
         assert not asked.has_store
         question = asyncio.create_task(asked.ask_store({"command": "recall"}))
-        await asyncio.sleep(0)
+        await others()
         question.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await question
 
     asyncio.run(ask())
     assert uploader[0].asked == []
+
+
+class Link:
+    """Stands in for the worker's line: notes what is done to slabs and seals."""
+
+    def __init__(self, has_worker):
+        self.has_worker, self.done = has_worker, []
+
+    async def adopt(self, slab, fd, size_bytes):
+        self.done.append("adopt")
+        os.close(fd)
+
+    async def drop(self, slab):
+        self.done.append("drop")
+
+    def seal(self, slab, step, size_bytes, generation, now_ns):
+        self.done.append("seal")
+        return Seal(slab, step, 1, size_bytes, 0, generation, now_ns)
+
+
+@pytest.mark.parametrize(
+    ("has_worker", "done", "kind"),
+    [(False, ["adopt", "seal"], "snapshot_fetched"), (True, ["adopt", "drop"], "snapshot_unwanted")],
+)
+def test_what_is_fetched_is_sealed_only_while_no_worker_counts_seals(uploader, has_worker, done, kind):
+    """A worker goes on from the sequence it found: two seals of one number, and its snapshots are never seen again."""
+    posted, link = [], Link(has_worker)
+
+    async def fetch():
+        storing_ = Storing("job", "s3://bucket", load_policy("default"), posted.append, lambda _: None)
+        running = asyncio.create_task(storing_.run())
+        while not uploader[0].running:
+            await others()
+        await storing_.fetch(FetchSnapshot("fetch:x", "manifests/40", 0, 0, 2, ()), link)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+    asyncio.run(fetch())
+    assert link.done == done
+    assert [(event.kind, event.operation) for event in posted] == [(kind, "fetch:x")]

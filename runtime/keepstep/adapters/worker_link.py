@@ -74,6 +74,11 @@ class WorkerLink:
         return self._wire_fd
 
     @property
+    def has_worker(self) -> bool:
+        """Whether a worker may be writing to the control page."""
+        return self._line is not None
+
+    @property
     def slabs(self) -> Mapping[int, int]:
         """Sizes in bytes by slab number."""
         return dict(self._sizes)

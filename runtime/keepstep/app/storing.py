@@ -265,6 +265,10 @@ class Storing:
         if reply is not None and reply.get("ok"):
             size_bytes, step = int(reply["size_bytes"]), int(reply["step"])
             await link.adopt(action.slab, fd, size_bytes)
+            if link.has_worker:  # which counts its own seals on from those that it found
+                await link.drop(action.slab)
+                self._post(e.SnapshotUnwanted(action.operation))
+                return
             seal = link.seal(action.slab, step, size_bytes, 0, monotonic_ns())
             event = SlabSeal(seal.slab, seal.step, seal.sequence, seal.size_bytes)
             for line in [*(f"{host} gave {size} bytes" for host, size in reply["brought"].items()), *reply["trouble"]]:

@@ -123,6 +123,7 @@ ABSORB: dict[type, Callable[[Turn, Any], None]] = {
     e.FilesStuck: files.on_files_stuck,
     e.EtcdJoined: quorum.on_etcd_joined,
     e.SnapshotFetched: workers.on_snapshot_fetched,
+    e.SnapshotUnwanted: workers.on_snapshot_unwanted,
     e.CheckpointCorrupt: workers.on_checkpoint_corrupt,
     e.EnteredSampled: interruption.on_entered_sampled,
     e.WorkerExited: workers.on_worker_exited,

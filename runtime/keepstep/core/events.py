@@ -318,6 +318,14 @@ class SnapshotFetched:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotUnwanted:
+    """What was fetched came when a worker ran already: it was let go of."""
+
+    operation: str
+    kind: Literal["snapshot_unwanted"] = "snapshot_unwanted"
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointCorrupt:
     """A checkpoint did not read back as its manifest says."""
 
@@ -376,5 +384,5 @@ Event = (
     | SnapshotUploaded | ReplicasCompared | CheckpointCommitted | CommitRefused | HeadRead | StoreRefused
     | SnapshotFetched | CheckpointCorrupt | EtcdJoined | EnteredSampled | WorkerExited | InterruptionNoticed
     | TimerFired | PulseSampled | StacksCollected | WorkerEvaluates | WorkerImported | StandbyReady | StandbyGone
-    | FilesCopied | FilesSettled | FilesKept | FilesPutBack | FilesStuck
+    | SnapshotUnwanted | FilesCopied | FilesSettled | FilesKept | FilesPutBack | FilesStuck
 )  # fmt: skip

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from keepstep.core import files, hang, standby
-from keepstep.core.actions import ClearSeal, FetchSnapshot, Measure, Report, StartWorker, StopWorker, WriteOrders
+from keepstep.core.actions import (
+    ClearSeal,
+    DropSlabs,
+    FetchSnapshot,
+    Measure,
+    Report,
+    StartWorker,
+    StopWorker,
+    WriteOrders,
+)
 from keepstep.core.causes import FailureCause
 from keepstep.core.checkpoints import SLABS, free_slab_number, make_room, orders_for, reload_seals
 from keepstep.core.elastic import limits
@@ -11,6 +20,7 @@ from keepstep.core.events import (
     CheckpointCorrupt,
     FirstStepCompleted,
     SnapshotFetched,
+    SnapshotUnwanted,
     StepsSampled,
     WorkerExited,
     WorkerHello,
@@ -110,10 +120,15 @@ def _bring(turn: Turn, generation: GenerationRecord, resume: Resume) -> None:
     rank = generation.rank_of(state.job.host)
     make_room(turn, SLABS - 1)  # each state that is brought has a slab of its own
     number = free_slab_number(turn.state)
-    operation, peers = f"fetch:{generation.number}", peers_of(generation, rank)
+    operation, peers = _fetch_of(generation, resume, rank), peers_of(generation, rank)
     fetch = FetchSnapshot(operation, resume.manifest, number, rank, len(generation.members), peers)
     if turn.attempt(fetch, Reason.RESTORE_WANTED, f"step {resume.step} from the store"):
         turn.set(next_slab=number + 1)
+
+
+def _fetch_of(generation: GenerationRecord, resume: Resume, rank: int) -> str:
+    """A fetch's name says what it brings: what is under way is not fetched again for a generation that wants the same."""
+    return f"fetch:{resume.manifest}:{rank}:{len(generation.members)}"
 
 
 def write_orders(turn: Turn) -> None:
@@ -304,11 +319,22 @@ def on_worker_exited(turn: Turn, event: WorkerExited) -> None:
 
 
 def on_snapshot_fetched(turn: Turn, event: SnapshotFetched) -> None:
-    """A committed checkpoint lies in a slab, verified."""
+    """A committed checkpoint lies in a slab, verified; one that no generation wants any more is let go of."""
     turn.landed(event.operation)
-    seal = event.seal
+    seal, generation = event.seal, turn.generation
+    resume = None if generation is None else generation.resume
+    rank = -1 if generation is None else generation.rank_of(turn.state.job.host)
+    if generation is None or resume is None or event.operation != _fetch_of(generation, resume, rank):
+        turn.do(DropSlabs((seal.slab,)), Reason.STALE_GENERATION, event.operation)
+        return
     turn.set(slabs=(*turn.state.slabs, Slab(seal.slab, seal.size_bytes, seal, event.digest)))
     turn.because(Reason.SNAPSHOT_VERIFIED, f"step {seal.step}")
+
+
+def on_snapshot_unwanted(turn: Turn, event: SnapshotUnwanted) -> None:
+    """A fetch has ended that came too late."""
+    turn.landed(event.operation)
+    turn.because(Reason.STALE_GENERATION, event.operation)
 
 
 def on_checkpoint_corrupt(turn: Turn, event: CheckpointCorrupt) -> None:

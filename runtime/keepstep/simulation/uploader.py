@@ -84,6 +84,8 @@ class SimUploader:
     def _fetch(self, action: a.FetchSnapshot) -> e.Event:
         if action.manifest in self._host.world.store.rotten:
             return e.CheckpointCorrupt(action.operation, action.manifest, "checksum")
+        if self._host.worker is not None:
+            return e.SnapshotUnwanted(action.operation)
         step = int(action.manifest.rpartition("-")[2])
         shelf = self._host.shelf
         shelf.slabs[action.slab] = 100
