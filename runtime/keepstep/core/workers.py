@@ -127,7 +127,7 @@ def _bring(turn: Turn, generation: GenerationRecord, resume: Resume) -> None:
 
 
 def _fetch_of(generation: GenerationRecord, resume: Resume, rank: int) -> str:
-    """A fetch's name says what it brings: what is under way is not fetched again for a generation that wants the same."""
+    """A fetch's name says what it brings: one that is under way is not begun again for the next generation."""
     return f"fetch:{resume.manifest}:{rank}:{len(generation.members)}"
 
 
