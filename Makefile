@@ -51,6 +51,7 @@ $(TOOLKIT_STAMP):
 	$(PYTHON) -m venv .venv-toolkit
 	$(TOOLKIT) $(PIP_INSTALL) -r requirements/toolkit-build.txt
 	$(TOOLKIT) $(PIP_INSTALL) --no-build-isolation -r requirements/toolkit.txt
+	$(TOOLKIT) $(PIP_INSTALL) --no-build-isolation --no-deps -r requirements/toolkit-tensorflow.txt
 	rm -f .venv-toolkit/.stamp-*
 	touch $@
 
@@ -91,7 +92,8 @@ lint: venv
 check: venv lint
 	$(PY) -m pytest tests/house tests/unit tests/scenarios tests/simulation -n $(JOBS)
 
-test: check venv-tf etcd nets
+test: check venv-tf venv-toolkit etcd nets
+	$(PY) -m pytest tests/differential
 	$(PY) -m pytest tests/conformance tests/integration -m "not localstack" -n $(JOBS)
 	$(PY) -m pytest tests/e2e -m "not hosts and not more" -n $(JOBS) --dist worksteal
 	$(MAKE) wheels

@@ -17,4 +17,5 @@ compile --no-deps tf-keras.in -o tf-keras.txt
 compile torch.in -o torch.txt
 compile toolkit-build.in -o toolkit-build.txt
 compile toolkit.in -o toolkit.txt
+compile --no-deps toolkit-tensorflow.in -o toolkit-tensorflow.txt
 compile localstack.in -o localstack.txt

@@ -15,6 +15,7 @@ from keepstep.errors import ConfigError
 from keepstep.intake.contract import ContractOptions, load_contract, user_environment
 from tests.unit.intake.opt_ml import HYPERPARAMETERS, attempt, make_opt_ml
 
+TENSORFLOW = "sagemaker_tensorflow_container.training:main"
 JOB = {"TRAINING_JOB_NAME": "digits-2026"}
 BASE = "<base>"
 
@@ -78,7 +79,7 @@ def test_every_variable_of_the_toolkit_is_there(tmp_path):
 
 
 def test_the_training_env_is_the_whole_of_it(tmp_path):
-    everything = json.loads(user_environment(contract_in(tmp_path), {})["SM_TRAINING_ENV"])
+    everything = json.loads(user_environment(contract_in(tmp_path), JOB)["SM_TRAINING_ENV"])
     assert everything["job_name"] == "digits-2026"
     assert everything["is_master"] is True
     assert everything["master_hostname"] == "algo-1"
@@ -100,7 +101,7 @@ def test_hosts_of_a_distribution_are_those_of_its_groups(tmp_path, named, hosts)
 
 
 def test_what_is_set_already_stays(tmp_path):
-    environ = {"SM_HOSTS": "theirs", "SM_OWN": "1", "PATH": "/bin", "AWS_REGION": "eu-west-1"}
+    environ = {**JOB, "SM_HOSTS": "theirs", "SM_OWN": "1", "PATH": "/bin", "AWS_REGION": "eu-west-1"}
     shown = user_environment(contract_in(tmp_path), environ)
     assert (shown["SM_HOSTS"], shown["SM_OWN"], shown["PATH"]) == ("theirs", "1", "/bin")
     assert (shown["SAGEMAKER_REGION"], shown["SAGEMAKER_JOB_NAME"], shown["CURRENT_HOST"]) == (
@@ -181,3 +182,18 @@ def test_a_value_nested_too_deep_is_an_error(tmp_path):
     base = make_opt_ml(tmp_path, hyperparameters={**HYPERPARAMETERS, "deep": "[" * 70 + "]" * 70})
     with pytest.raises(ConfigError, match="deep: found more than 64 levels"):
         load_contract(base, JOB)
+
+
+@pytest.mark.parametrize(
+    ("environ", "shown"),
+    [
+        ({}, [None, None, None]),
+        ({"SAGEMAKER_TRAINING_MODULE": "mine:main", "AWS_REGION": "eu-west-1"}, [None, None, None]),
+        ({"SAGEMAKER_TRAINING_MODULE": TENSORFLOW}, ["1", "1", None]),
+        ({"SAGEMAKER_TRAINING_MODULE": TENSORFLOW, "AWS_REGION": "eu-west-1"}, ["1", "1", "eu-west-1"]),
+        ({"SAGEMAKER_TRAINING_MODULE": TENSORFLOW, "TF_CPP_MIN_LOG_LEVEL": "3"}, ["3", "1", None]),
+    ],
+)
+def test_what_the_tensorflow_images_set_is_set_in_them(tmp_path, environ, shown):
+    found = user_environment(contract_in(tmp_path), environ)
+    assert [found.get(name) for name in ("TF_CPP_MIN_LOG_LEVEL", "S3_USE_HTTPS", "S3_REGION")] == shown

@@ -20,7 +20,11 @@ from keepstep.intake.files import show
 VARIABLE_BYTES_MAX = 131_071
 """Linux takes no longer string, name and = included, in a process's environment."""
 _LOG_LEVEL = 20
+_JOB_VARIABLE = "TRAINING_JOB_NAME"
 _INTERNAL = ("KEEPSTEP_INIT_FD", "KEEPSTEP_INIT_STATE")
+_TENSORFLOW_MODULE = "sagemaker_tensorflow_container"
+_OF_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "1", "S3_USE_HTTPS": "1"}
+"""What AWS's TensorFlow images have their module set. Source: sagemaker-tensorflow-training 20.4.1, `s3_utils.py`."""
 _DISTRIBUTION_GROUPS = "sagemaker_distribution_instance_groups"
 _DISTRIBUTIONS = (
     "sagemaker_mpi_enabled",
@@ -46,12 +50,14 @@ def user_environment(contract: Contract, environ: Mapping[str, str]) -> dict[str
     """
     shown = _sagemaker_variables(contract, environ)
     shown |= {
-        "SAGEMAKER_JOB_NAME": contract.job_name,
+        "SAGEMAKER_JOB_NAME": _text(contract.hyperparameters.get("sagemaker_job_name") or environ.get(_JOB_VARIABLE)),
         "CURRENT_HOST": contract.current_host,
     }
-    region = environ.get("AWS_REGION") or contract.hyperparameters.get("sagemaker_region")
+    region = contract.hyperparameters.get("sagemaker_region") or environ.get("AWS_REGION")
     if isinstance(region, str):
         shown["SAGEMAKER_REGION"] = region
+    if environ.get("SAGEMAKER_TRAINING_MODULE", "").startswith(_TENSORFLOW_MODULE):
+        shown |= _OF_TENSORFLOW | ({"S3_REGION": region} if isinstance(region, str) else {})
     environment = shown | {name: value for name, value in environ.items() if name not in _INTERNAL}
     if contract.code_dir in (contract.paths.code, contract.paths.code_channel):
         parts = [str(contract.code_dir), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
@@ -143,7 +149,7 @@ def _properties(contract: Contract, environ: Mapping[str, str]) -> dict[str, Any
         "is_modelparallel_enabled": None,
         "is_smddpmprun_installed": False,
         "is_smddprun_installed": False,
-        "job_name": contract.job_name,
+        "job_name": environ.get(_JOB_VARIABLE),
         "log_level": given.get("sagemaker_container_log_level", _LOG_LEVEL),
         "master_hostname": contract.hosts[0],
         "model_dir": str(paths.model),
