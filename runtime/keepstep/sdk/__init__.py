@@ -1,0 +1,5 @@
+"""What runs on the user's own machine: making a training job, and following it.
+
+What lives here: requests to SageMaker, the packing of code, the reading of a job's log and status. What must never
+enter: anything that runs in a container, and what a policy means. Start reading at `request.py`.
+"""
