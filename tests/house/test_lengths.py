@@ -20,6 +20,7 @@ VOCABULARY_NAMES = (
         "hang_events",
         "job",
         "policy",
+        "knobs",
         "quantities",
         "reasons",
     ),

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from keepstep.core.causes import FailureCause
-from keepstep.core.policy import Policy, parse_encryption, parse_store
+from keepstep.core.knobs import parse_encryption, parse_store
+from keepstep.core.policy import Policy
 from keepstep.core.quantities import (
     Cadence,
     RestartBudget,
@@ -224,22 +225,22 @@ def test_the_first_rule_that_matches_answers():
         }
     )
     answers = [
-        policy.response_to(FailureCause.USER_CODE, 2),
-        policy.response_to(FailureCause.USER_CODE, 3),
-        policy.response_to(FailureCause.GPU_FAULT, None),
-        policy.response_to(FailureCause.HANG, 2),
+        policy.rule_for(FailureCause.USER_CODE, 2).respond,
+        policy.rule_for(FailureCause.USER_CODE, 3).respond,
+        policy.rule_for(FailureCause.GPU_FAULT, None).respond,
+        policy.rule_for(FailureCause.HANG, 2).respond,
     ]
     assert answers == ["stop", "restart", "exit", "stop"]
 
 
 @pytest.mark.parametrize("cause", list(FailureCause))
 def test_without_rules_everything_is_restarted(cause):
-    assert Policy.model_validate({"failures": []}).response_to(cause, 1) == "restart"
+    assert Policy.model_validate({"failures": []}).rule_for(cause, 1).respond == "restart"
 
 
 def test_by_default_hardware_leaves_and_memory_stops():
     policy = Policy()
-    answers = {cause: policy.response_to(cause, None) for cause in FailureCause}
+    answers = {cause: policy.rule_for(cause, None).respond for cause in FailureCause}
     assert {cause for cause, answer in answers.items() if answer != "restart"} == {
         FailureCause.GPU_FAULT,
         FailureCause.OUT_OF_MEMORY,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.adapters.clock import sleep, unix_time
-from keepstep.core.policy import parse_store
+from keepstep.core.knobs import parse_store
 from keepstep.core.quantities import parse_seconds
 from keepstep.errors import ConfigError, ExitCode
 from keepstep.intake.policy import load_sourced_policy

@@ -89,6 +89,8 @@ def _check_rules(rules: tuple[FailureRule, ...]) -> None:
         if rule.exit_code is not None and rule.cause not in ("any", FailureCause.USER_CODE, FailureCause.PEER):
             found = f"found {rule.exit_code} with {rule.cause}"
             raise Contradiction(f"failures.{place}.exit_code", found, "cause user_code")
+        if rule.budget is not None and rule.respond != "restart":
+            raise Contradiction(f"failures.{place}.budget", f"found it with {rule.respond}", "respond: restart")
         earlier = next((number for number in range(place) if rules[number].covers(rule)), None)
         if earlier is not None:
             found = f"found rule {place + 1} for what rule {earlier + 1} has taken already"

@@ -210,8 +210,12 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
     """Nothing older runs any more: judge what went wrong, fix where to go on from, and mark the generation ready."""
     failures = _merged(generation.failures, records)
     root = root_cause(failures)
-    verdict = judge(turn.state.policy, generation, root, turn.now)
+    head = turn.state.store.head
+    durable_step = max(generation.durable_step, 0 if head is None else head.step)
+    verdict = judge(turn.state.policy, generation, root, turn.now, durable_step)
     if not verdict.restart and root is not None:
+        if verdict.reason is Reason.BUDGET_SPENT and turn.state.store.available and not know_head(turn):
+            return  # what was committed meanwhile renews the budget
         end(turn, generation, verdict.exit_code, f"{verdict.reason.value}: {describe(root)}", verdict.reason, root)
         return
     if turn.now < verdict.not_before:

@@ -5,13 +5,13 @@ A value here is parsed text; where the text came from (file, line, preset) is th
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from keepstep.core.causes import FailureCause
 from keepstep.core.contradictions import check
+from keepstep.core.knobs import PORT_MAX, Section, knob, parse_encryption, parse_endpoint, parse_listen, parse_store
 from keepstep.core.quantities import (
     Budget,
     Cadence,
@@ -23,74 +23,14 @@ from keepstep.core.quantities import (
     StepsOrAuto,
     StepsOrOff,
     parse_folder,
-    show_seconds,
 )
+
+_HOSTS_MAX = 4096
 
 Response = Literal["restart", "stop", "exit"]
 
-STORE = "a directory, s3://bucket/prefix, or none"
-_BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/[^\0]*)?", re.ASCII)
-_ENDPOINT = re.compile(r"https?://(?:\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):(\d{1,5})", re.ASCII)
-_LISTEN = re.compile(r"(?:\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):(\d{1,5})", re.ASCII)
-_PORT_MAX = 65_535
-_HOSTS_MAX = 4096
 
-
-def parse_store(value: object) -> str:
-    """A store's name, checked as far as that goes without asking it.
-
-    Raises:
-        ValueError: it can be no store.
-    """
-    if not isinstance(value, str) or not value.strip() or "\0" in value:
-        raise ValueError(STORE)
-    if "://" in value and _BUCKET.fullmatch(value) is None:
-        raise ValueError(STORE)
-    return value
-
-
-def parse_encryption(value: str) -> str:
-    """Who encrypts, as far as that can be told from the name.
-
-    Raises:
-        ValueError: it names nothing.
-    """
-    if not value.strip() or any(letter.isspace() or ord(letter) < ord(" ") for letter in value):
-        raise ValueError("bucket, kms, or a KMS key's id, ARN or alias")
-    return value
-
-
-def _endpoint(value: str) -> str:
-    match = _ENDPOINT.fullmatch(value)
-    if match is None or not 0 < int(match[1]) <= _PORT_MAX:
-        raise ValueError("embedded, or a list of URLs as http://10.0.0.1:2379")
-    return value
-
-
-def _listen(value: str) -> str:
-    match = _LISTEN.fullmatch(value)
-    if match is None or int(match[1]) > _PORT_MAX:
-        raise ValueError("host:port, as 127.0.0.1:9404; port 0 takes any free one")
-    return value
-
-
-def knob(default: Any, text: str, *, unit: str, failure: str, **limits: Any) -> Any:
-    """A field with what `policy explain` shows: its unit, its range and the failure it is for."""
-    extra: dict[str, Any] = {"unit": unit, "failure": failure}
-    if "range" in limits:
-        extra["range"] = limits.pop("range")
-    if "ge" in limits:
-        low, high = limits["ge"], limits["le"]
-        show = show_seconds if unit == "duration" else str
-        extra["range"] = f"{show(low)} to {show(high)}"
-    return Field(default, description=text, json_schema_extra=extra, **limits)
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Launch(_Section):
+class Launch(Section):
     """How workers are started."""
 
     strategy: Literal["auto", "plain", "mirrored", "multi_worker"] = knob(
@@ -115,7 +55,7 @@ class Launch(_Section):
     )  # fmt: skip
 
 
-class Backoff(_Section):
+class Backoff(Section):
     """How long to wait before a restart; doubled with each failure in the budget's window."""
 
     first: Seconds = knob(
@@ -128,11 +68,12 @@ class Backoff(_Section):
     )  # fmt: skip
 
 
-class Restart(_Section):
+class Restart(Section):
     """When to stop restarting."""
 
     budget: Budget = knob(
-        RestartBudget(8, 3600.0), "Failures that are restarted from within a window; planned stops are free.",
+        RestartBudget(8, 3600.0),
+        "Failures that are restarted from within a window; what lies before a committed step is forgiven.",
         unit="count per duration", failure="a job that fails again and again and is paid for all the same",
     )  # fmt: skip
     ceiling: int = knob(
@@ -145,7 +86,7 @@ class Restart(_Section):
     )  # fmt: skip
 
 
-class Hang(_Section):
+class Hang(Section):
     """When a world that does not get on is restarted; only of training that reports its steps."""
 
     deadline: SecondsAutoOrOff = knob(
@@ -174,12 +115,13 @@ class Hang(_Section):
     )  # fmt: skip
 
 
-class FailureRule(_Section):
-    """What to do about one cause; `exit_code` narrows it to a worker's exit code."""
+class FailureRule(Section):
+    """What to do about one cause; `exit_code` narrows it to a worker's exit code, `budget` is its own."""
 
     cause: FailureCause | Literal["any"]
     exit_code: int | None = Field(None, ge=1, le=255, strict=True)
     respond: Response
+    budget: Budget | None = None
 
     def covers(self, other: FailureRule) -> bool:
         """Whether nothing is left for `other` when it comes after this rule."""
@@ -196,7 +138,7 @@ DEFAULT_RULES = (
 HostCount = Annotated[int, Field(ge=1, le=_HOSTS_MAX, strict=True)] | Literal["all"]
 
 
-class Hosts(_Section):
+class Hosts(Section):
     """How many hosts may train together."""
 
     min: HostCount = knob(
@@ -209,7 +151,7 @@ class Hosts(_Section):
     )  # fmt: skip
 
 
-class Elastic(_Section):
+class Elastic(Section):
     """Which hosts the job needs: all of them, unless it is told otherwise."""
 
     hosts: Hosts = Hosts()
@@ -227,7 +169,7 @@ class Elastic(_Section):
     )  # fmt: skip
 
 
-class Keep(_Section):
+class Keep(Section):
     """Which checkpoints stay in the store."""
 
     last: int = knob(
@@ -245,7 +187,7 @@ class Keep(_Section):
         return self.every
 
 
-class S3(_Section):
+class S3(Section):
     """How checkpoints are written to S3."""
 
     encryption: Annotated[str, AfterValidator(parse_encryption)] = knob(
@@ -262,7 +204,7 @@ class S3(_Section):
     )  # fmt: skip
 
 
-class Checkpoint(_Section):
+class Checkpoint(Section):
     """Where and how often state is saved."""
 
     store: Annotated[str, AfterValidator(parse_store)] = knob(
@@ -293,7 +235,7 @@ class Checkpoint(_Section):
     )  # fmt: skip
 
 
-class Interruption(_Section):
+class Interruption(Section):
     """What to do when the platform takes the host away."""
 
     on: tuple[Literal["sigterm", "imds", "rebalance"], ...] = knob(
@@ -310,7 +252,7 @@ class Interruption(_Section):
     )  # fmt: skip
 
 
-class Gpu(_Section):
+class Gpu(Section):
     """How GPUs are watched."""
 
     poll: Seconds = knob(
@@ -319,16 +261,16 @@ class Gpu(_Section):
     )  # fmt: skip
 
 
-class Health(_Section):
+class Health(Section):
     """What is watched on a host."""
 
     gpu: Gpu = Gpu()
 
 
-class Coordination(_Section):
+class Coordination(Section):
     """How hosts agree; a single host needs none of it."""
 
-    endpoints: Literal["embedded"] | tuple[Annotated[str, AfterValidator(_endpoint)], ...] = knob(
+    endpoints: Literal["embedded"] | tuple[Annotated[str, AfterValidator(parse_endpoint)], ...] = knob(
         "embedded", "An etcd of keepstep's own on the first hosts, or the URLs of one that is there.",
         unit="list of URLs", failure="the loss of the host that keeps etcd", min_length=1,
     )  # fmt: skip
@@ -342,20 +284,20 @@ class Coordination(_Section):
     )  # fmt: skip
     port: int = knob(
         2379, "Client port of keepstep's own etcd; the next one is taken for its members.", unit="port",
-        failure="a port that is taken", ge=1, le=_PORT_MAX - 1, strict=True,
+        failure="a port that is taken", ge=1, le=PORT_MAX - 1, strict=True,
     )  # fmt: skip
 
 
-class Telemetry(_Section):
+class Telemetry(Section):
     """What can be seen from outside."""
 
-    listen: Annotated[str, AfterValidator(_listen)] = knob(
+    listen: Annotated[str, AfterValidator(parse_listen)] = knob(
         "127.0.0.1:9404", "Where Prometheus scrapes this host's agent; port 0 takes any free one.", unit="host:port",
         failure="a fault that nobody sees",
     )  # fmt: skip
 
 
-class Policy(_Section):
+class Policy(Section):
     """Everything that a user can set."""
 
     version: Literal[1] = knob(
@@ -391,9 +333,9 @@ class Policy(_Section):
         """How often a checkpoint is committed."""
         return self.checkpoint.every
 
-    def response_to(self, cause: FailureCause, exit_code: int | None) -> Response:
+    def rule_for(self, cause: FailureCause, exit_code: int | None) -> FailureRule:
         """What to do about a failure: the first rule that matches, restart where none does."""
         for rule in self.failures:
             if rule.cause in ("any", cause) and rule.exit_code in (None, exit_code):
-                return rule.respond
-        return "restart"
+                return rule
+        return FailureRule(cause="any", respond="restart")

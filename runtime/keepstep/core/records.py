@@ -132,12 +132,13 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """A failure that was charged to the restart budget: unix seconds, signature, step."""
+    """A failure that was charged to a budget: unix seconds, signature, step; whether to one of its cause's own."""
 
     at: float
     cause: FailureCause
     signature: str
     step: int
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)

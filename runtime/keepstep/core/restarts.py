@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from keepstep.core.causes import FailureCause
 from keepstep.core.events import FirstError, WorkerExited
-from keepstep.core.policy import Policy
+from keepstep.core.policy import FailureRule, Policy
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Failure, GenerationRecord, LedgerEntry
 from keepstep.errors import ExitCode
@@ -119,32 +119,44 @@ def exit_code_of(failure: Failure) -> int:
     return int(_EXIT_CODES.get(failure.cause, ExitCode.BUG))
 
 
-def judge(policy: Policy, generation: GenerationRecord, root: Failure | None, now: float) -> Verdict:
-    """Restart or stop, by the first matching response of the policy and by the budget.
+def judge(
+    policy: Policy, generation: GenerationRecord, root: Failure | None, now: float, durable_step: int = 0
+) -> Verdict:
+    """Restart or stop, by the first matching rule of the policy and by the budget.
 
-    A restart without a failure is a planned one and costs nothing.
+    A restart without a failure is a planned one and costs nothing; one before `durable_step`, of which the newest
+    committed checkpoint is, costs nothing any more: training went on past it.
     """
-    window_s = policy.restart.budget.window_s
-    ledger = tuple(entry for entry in generation.ledger if entry.at > now - window_s)
+    window_s = max([policy.restart.budget.window_s, *(rule.budget.window_s for rule in policy.failures if rule.budget)])
+    ledger = tuple(e for e in generation.ledger if e.at > now - window_s and e.step >= durable_step)
     if root is None:
         return Verdict(True, Reason.RESTART_ALLOWED, ledger)
     code = exit_code_of(root)
-    response = policy.response_to(root.cause, root.exit_code)
-    if response == "exit":
+    rule = policy.rule_for(root.cause, root.exit_code)
+    if rule.respond == "exit":
         own = int(_EXIT_CODES.get(root.cause, ExitCode.HARDWARE))
         return Verdict(False, Reason.POLICY_STOPS, ledger, exit_code=own)
-    if response == "stop":
+    if rule.respond == "stop":
         return Verdict(False, Reason.POLICY_STOPS, ledger, exit_code=code)
     same = sum(1 for e in ledger if e.signature == root.signature and e.step == root.step)
     if root.cause not in _OF_THE_PLATFORM and same + 1 >= policy.restart.same_step:
         return Verdict(False, Reason.SAME_STEP_AGAIN, ledger, exit_code=code)
-    if len(ledger) >= policy.restart.budget.count:
+    if _is_spent(policy, rule, ledger, now):
         return Verdict(False, Reason.BUDGET_SPENT, ledger, exit_code=code)
     if generation.restarts >= policy.restart.ceiling:
         return Verdict(False, Reason.CEILING_REACHED, ledger, exit_code=code)
     wait_s = backoff_s(policy, len(ledger))
-    charged = (*ledger, LedgerEntry(root.at, root.cause, root.signature, root.step))
+    charged = (*ledger, LedgerEntry(root.at, root.cause, root.signature, root.step, rule.budget is not None))
     return Verdict(True, Reason.RESTART_ALLOWED, charged, root.at + wait_s)
+
+
+def _is_spent(policy: Policy, rule: FailureRule, ledger: tuple[LedgerEntry, ...], now: float) -> bool:
+    """Whether the budget that a failure is charged to has nothing left: its cause's own, or the one for all others."""
+    if rule.budget is None:
+        budget, charged = policy.restart.budget, [entry for entry in ledger if not entry.own]
+    else:
+        budget, charged = rule.budget, [e for e in ledger if e.own and rule.cause in ("any", e.cause)]
+    return sum(1 for entry in charged if entry.at > now - budget.window_s) >= budget.count
 
 
 def backoff_s(policy: Policy, failures: int) -> float:

@@ -118,6 +118,48 @@ def test_the_budget_stops_with_the_workers_own_code():
     assert (verdict.restart, verdict.reason, verdict.exit_code) == (False, Reason.BUDGET_SPENT, 17)
 
 
+def test_what_lies_before_a_committed_step_is_forgiven():
+    """Training went on past it; a failure at that very step did not let it."""
+    ledger = tuple(an_entry(a_failure(NOW - wait, step=step)) for wait, step in ((3.0, 7), (2.0, 8), (1.0, 9)))
+    verdict = judge(a_policy(budget="3 per 1h"), a_generation(ledger=ledger), a_failure(NOW, step=11), NOW, 8)
+    assert verdict.restart
+    assert [entry.step for entry in verdict.ledger] == [8, 9, 11]
+    assert not judge(a_policy(budget="3 per 1h"), a_generation(ledger=ledger), a_failure(NOW, step=11), NOW, 7).restart
+
+
+def with_budgets(**budgets: str) -> Policy:
+    rules = [{"cause": cause, "respond": "restart", "budget": budget} for cause, budget in budgets.items()]
+    return Policy.model_validate({"restart": {"budget": "2 per 1h"}, "failures": rules})
+
+
+@pytest.mark.parametrize(
+    ("causes", "next_one", "restarts"),
+    [
+        (["hang", "killed", "killed"], "hang", False),
+        (["killed", "killed"], "hang", True),
+        (["killed", "killed"], "user_code", False),
+        (["hang", "killed"], "user_code", True),
+        (["hang", "user_code"], "killed", True),
+    ],
+)
+def test_a_cause_may_have_a_budget_of_its_own(causes, next_one, restarts):
+    """Which is not charged to the one for all the others."""
+    policy, ledger = with_budgets(hang="1 per 6h"), ()
+    for number, cause in enumerate(causes):
+        failure = a_failure(NOW - 90.0 + number, FailureCause(cause), message=str(number))
+        ledger = judge(policy, a_generation(ledger=ledger), failure, NOW).ledger
+    assert len(ledger) == len(causes)
+    verdict = judge(policy, a_generation(ledger=ledger), a_failure(NOW, FailureCause(next_one)), NOW)
+    assert (verdict.restart, verdict.reason is Reason.BUDGET_SPENT) == (restarts, not restarts)
+
+
+def test_a_window_of_its_own_is_remembered_as_long_as_it_lasts():
+    policy = with_budgets(hang="1 per 6h")
+    old = judge(policy, a_generation(), a_failure(NOW - 20_000.0, FailureCause.HANG), NOW).ledger
+    assert not judge(policy, a_generation(ledger=old), a_failure(NOW, FailureCause.HANG), NOW).restart
+    assert judge(policy, a_generation(ledger=old), a_failure(NOW + 2000.0, FailureCause.HANG), NOW + 2000.0).restart
+
+
 def test_the_ceiling_counts_all_restarts_of_the_job():
     verdict = judge(a_policy(ceiling=4), a_generation(restarts=4), a_failure(NOW), NOW)
     assert (verdict.restart, verdict.reason) == (False, Reason.CEILING_REACHED)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keepstep.core.policy import parse_store
+from keepstep.core.knobs import parse_store
 from keepstep.errors import ConfigError
 from keepstep.intake.contract.documents import Document, read_document
 from keepstep.intake.contract.hyperparameters import parse_hyperparameters
