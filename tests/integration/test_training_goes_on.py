@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -175,3 +176,19 @@ def test_a_store_that_stays_away_costs_no_more_than_the_grace(container):
         container.write("enough", "")
         assert container.wait() == 0, container.output()
     assert "store unavailable" in container.output() and "store recovered" not in container.output()
+
+
+def test_a_worker_that_a_signal_stopped_is_looked_at_before_it_is_killed(container, tmp_path):
+    """It can not be drained; what is sealed is saved, and where it stood is known."""
+    container.write("code/train.py", LOOP.replace("PLAN", "pass"))
+    container.options += ["--store", str(tmp_path / "store"), "--set", "interruption.grace=6s"]
+    container.options += ["--set", "coordination.lease=1s", "--set", "interruption.script_grace=1s"]
+    container.start()
+    container.wait_for(lambda: "snapshot_sealed" in container.reasons(), "snapshot")
+    started = [event for event in container.events() if event["kind"] == "worker_started"]
+    os.kill(started[-1]["pid"], signal.SIGSTOP)
+    container.signal()
+    assert container.wait() == 143
+    (stacks,) = container.base.glob("output/data/keepstep/*/stacks/generation-1-rank-0.txt")
+    assert "stopped by a signal" in stacks.read_text()
+    assert "train.py" in stacks.read_text()

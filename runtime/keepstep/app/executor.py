@@ -64,7 +64,7 @@ class Executor:
         self._post, self._tasks = post, tasks
         self._launcher, self._storing, self._metrics = tools.launcher, tools.storing, tools.metrics
         self._init, self._clock, self._members = tools.init, tools.clock, tools.members
-        self._sampler, self._restore_slab = tools.sampler, -1
+        self._sampler, self._probing, self._restore_slab = tools.sampler, tools.probing, -1
         self._link: WorkerLink = tools.launcher.link
         coordination, storing, watching = tools.coordination, tools.storing, tools.watching
         self._processes = ProcessHost(self._exited)
@@ -81,8 +81,8 @@ class Executor:
             a.SignalWorker: lambda x: self._processes.signal(x.worker_id, x.signal),
             a.WriteOrders: self._order,
             a.SampleEntered: self._sample_entered,
-            a.SamplePulse: tools.probing.pulse,
-            a.CollectStacks: lambda x: self._spawn(tools.probing.collect(x, self._launcher.stacks_file(x.worker_id))),
+            a.SamplePulse: self._probing.pulse,
+            a.CollectStacks: lambda x: self._spawn(self._probing.collect(x, self._launcher.stacks_file(x.worker_id))),
             a.AllocateSlabs: lambda x: self._in_slab_lane(self._allocate(x)),
             a.HandSlabs: lambda x: self._in_slab_lane(self._hand(x)),
             a.DropSlabs: lambda x: self._in_slab_lane(self._drop(x)),
@@ -151,6 +151,7 @@ class Executor:
         self._post(e.WorkerStarted(action.worker_id, process.pid))
 
     async def _stop(self, worker_id: str) -> None:
+        await self._probing.look_last(worker_id)
         try:
             await self._processes.stop(worker_id)
         except StopTimeout as error:

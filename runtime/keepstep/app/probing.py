@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from keepstep import kernel
 from keepstep.adapters import stacks
 from keepstep.adapters.clock import sleep
 from keepstep.adapters.stacks import Thread
@@ -24,6 +25,8 @@ _LOOK_S = 0.5
 """Over so long it is seen whether a process uses its processor."""
 _SPINS = 0.8
 """Processors in use at the least, where something spins."""
+_LAST_LOOK_S = 2.0
+"""How long a worker that is to be killed may live for it."""
 _CALLS_MAX, _CALL_CHARACTERS_MAX = 6, 120
 _NOT_THE_SCRIPT = ("/site-packages/", "/dist-packages/", "/lib/python", "/keepstep_worker/", "<frozen", "<string>")
 _TENSORFLOW = "/tensorflow/python/"
@@ -86,6 +89,23 @@ class Probing:
         # what else there is to know takes longer, and nobody waits for it
         await self._keep(action, progress.pid, how, threads)
 
+    async def look_last(self, worker_id: str) -> None:
+        """Keep the Python stacks of a worker that a signal has stopped: it is about to be killed, unasked by a hang."""
+        progress = self._link.progress()
+        rank = self._sampler.rank_of(worker_id)
+        if rank is None or not progress.pid or not kernel.is_frozen(progress.pid):
+            return
+        try:
+            async with asyncio.timeout(_LAST_LOOK_S):
+                threads = await stacks.python_stacks(progress.pid)
+        except (OSError, TimeoutError) as error:
+            self._log(f"rank {rank} was stopped by a signal; its stacks can not be had: {error}")
+            return
+        text = (
+            f"Python stacks of process {progress.pid}, stopped by a signal, read by py-spy\n\n{stacks.show(threads)}\n"
+        )
+        await self._write(rank, progress.generation, text, "was stopped by a signal")
+
     async def _stacks(self, pid: int, file: Path) -> tuple[tuple[Thread, ...], str]:
         """Python stacks by whatever way there is, and which it was."""
         try:
@@ -104,12 +124,15 @@ class Probing:
         except OSError as error:
             parts.append(f"native stacks can not be had: {error}")
         parts += ["threads in the kernel: id, state, name, what it waits for", stacks.kernel_side(pid)]
-        name = f"generation-{action.generation}-rank-{action.rank}.txt"
+        await self._write(action.rank, action.generation, "\n\n".join(parts) + "\n", "stands still")
+
+    async def _write(self, rank: int, generation: int, text: str, why: str) -> None:
+        name = f"generation-{generation}-rank-{rank}.txt"
         try:
-            await asyncio.to_thread(write_stacks, self._folder / name, "\n\n".join(parts) + "\n")
-            self._log(f"rank {action.rank} stands still; its stacks are in {self._folder / name}")
+            await asyncio.to_thread(write_stacks, self._folder / name, text)
+            self._log(f"rank {rank} {why}; its stacks are in {self._folder / name}")
         except OSError as error:
-            self._log(f"stacks of rank {action.rank} can not be kept: {error}")
+            self._log(f"stacks of rank {rank} can not be kept: {error}")
             return
         with contextlib.suppress(UploaderGone):  # where there is no store they are kept here alone
             place = f"{self._place}/{name}"

@@ -46,6 +46,10 @@ class Sampler:
         self._seal = max((seal.sequence for seal in self._link.seals()), default=0)
         self._metrics.forget_ranks()
 
+    def rank_of(self, worker_id: str) -> int | None:
+        """The rank of the worker that was started last; None of any other."""
+        return self._rank if worker_id == self._worker_id else None
+
     async def run(self) -> None:
         """Sample at the pace that the worker's progress asks for. Never ends."""
         while True:
