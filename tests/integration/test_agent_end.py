@@ -10,7 +10,7 @@ pytestmark = pytest.mark.integration
 
 AGENT = """
 LISTEN = "telemetry.listen=127.0.0.1:0"
-from keepstep.app import agent
+from keepstep.app import agent, node
 from keepstep.errors import StoreRefusedError
 
 async def fail(error):
@@ -25,7 +25,7 @@ async def run(self):
             for error in (ERRORS):
                 more.create_task(fail(error))
 
-agent.Agent.run = run
+node.Agent.run = run
 (here / "train.py").write_text("")
 options = ["--base-dir", str(here / "ml"), "--set", f"launch.python={sys.executable}", "--set", LISTEN]
 sys.exit(agent.main([*options, str(here / "train.py")]))

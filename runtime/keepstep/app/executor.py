@@ -11,7 +11,7 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keepstep.adapters.clock import Clock, unix_time
 from keepstep.adapters.init_link import InitLink
@@ -19,7 +19,6 @@ from keepstep.adapters.processes import ExitStatus, ProcessHost, StopTimeout
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.app.coordination import Coordination
 from keepstep.app.launching import Launcher
-from keepstep.app.members import Members
 from keepstep.app.probing import Probing
 from keepstep.app.sampling import Sampler
 from keepstep.app.storing import Storing
@@ -29,6 +28,9 @@ from keepstep.core import events as e
 from keepstep.core.events import Event, FirstError, SlabSeal
 from keepstep.ports import MetricsSink
 from keepstep_worker.wire import Seal
+
+if TYPE_CHECKING:
+    from keepstep.app.members import Members
 
 _JOIN_AGAIN_S = 5.0
 

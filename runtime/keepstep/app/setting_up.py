@@ -13,7 +13,6 @@ from keepstep.adapters.init_link import InitState
 from keepstep.app.launching import Places, forget_own_source
 from keepstep.app.options import TrainOptions
 from keepstep.app.provisioning import provide_code, provide_packages, split_by_shell
-from keepstep.app.trust import demand_trust_off
 from keepstep.app.watching import watched_folder
 from keepstep.core.job import JobSpec, first_etcd_hosts
 from keepstep.core.policy import Policy
@@ -108,6 +107,21 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         scratch, contract.paths.output_data / "keepstep" / host, contract.code_dir, contract.paths.failure_file
     )
     return Setup(options, contract, policy, job, store, environment, places)
+
+
+def demand_trust_off(policy: Policy) -> None:
+    """Hosts that have no store in common have no way to share an authority: going without is for the user to say.
+
+    Raises:
+        ConfigError: the policy wants them to prove themselves.
+    """
+    if policy.coordination.tls == "on":
+        raise ConfigError(
+            "several hosts, and no store through which they could share a certificate authority",
+            "a store that all hosts can read (--store, checkpoint.store), or coordination.tls=off",
+            key="coordination.tls",
+            hint="with tls=off whoever reaches etcd's port on a host can stop the job or give it orders",
+        )
 
 
 def check_interpreter(python: str, code_dir: Path, search_path: str | None) -> None:

@@ -30,7 +30,6 @@ from keepstep.adapters.clock import monotonic, sleep, unix_time
 from keepstep.adapters.etcd import EtcdCoordinator
 from keepstep.adapters.uploader import UploaderClient, UploaderGone
 from keepstep.app.members import Members, Site
-from keepstep.core.policy import Policy
 from keepstep.core.state import State
 from keepstep.errors import ConfigError, ExitCode, QuorumError, StoreRefusedError
 from keepstep.ports import TlsFiles
@@ -44,21 +43,6 @@ _FORGET_S = 5.0
 _GOES_ON = (ExitCode.BUG, ExitCode.TOO_FEW_HOSTS, ExitCode.HARDWARE, ExitCode.INTERRUPTED)
 """Exits after which the job is tried again, and its hosts may meet some that have not ended."""
 _FOLDER = "tls"
-
-
-def demand_trust_off(policy: Policy) -> None:
-    """Hosts that have no store in common have no way to share an authority: going without is for the user to say.
-
-    Raises:
-        ConfigError: the policy wants them to prove themselves.
-    """
-    if policy.coordination.tls == "on":
-        raise ConfigError(
-            "several hosts, and no store through which they could share a certificate authority",
-            "a store that all hosts can read (--store, checkpoint.store), or coordination.tls=off",
-            key="coordination.tls",
-            hint="with tls=off whoever reaches etcd's port on a host can stop the job or give it orders",
-        )
 
 
 class _StoreAway(Exception):

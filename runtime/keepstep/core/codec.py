@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import cache
 from itertools import compress, islice
 from operator import is_, is_not
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from keepstep.core.events import Event
 from keepstep.core.job import JobSpec
@@ -17,10 +19,13 @@ from keepstep.core.records import GenerationRecord, Record
 from keepstep.core.state import Decision, State
 from keepstep.core.view import Cluster, Seen
 
-_RECORD: TypeAdapter[Any] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
-_EVENT: TypeAdapter[Any] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
-_JOB: TypeAdapter[Any] = TypeAdapter(JobSpec)
-_STATE: TypeAdapter[Any] = TypeAdapter(State)
+_READ: dict[str, Any] = {
+    "record": Annotated[Record, Field(discriminator="kind")],
+    "event": Annotated[Event, Field(discriminator="kind")],
+    "job": JobSpec,
+    "state": State,
+    "policy": Policy,
+}
 _VARYING = tuple(name for name in State.__slots__ if name not in ("job", "policy", "cluster"))
 _TABLES = ("absent", "sighted", "cluster.nodes", "cluster.acks", "cluster.statuses", "cluster.uploads")
 
@@ -31,7 +36,7 @@ class Undecodable(Exception):
 
 def encode_record(record: Record) -> str:
     """A record as compact JSON."""
-    return str(_RECORD.dump_json(record).decode())
+    return _encode(record)
 
 
 def decode_record(text: str) -> Record:
@@ -40,12 +45,12 @@ def decode_record(text: str) -> Record:
     Raises:
         Undecodable: it is no record of this version.
     """
-    return _decode(_RECORD, text)  # type: ignore[no-any-return]
+    return _decode("record", text)  # type: ignore[no-any-return]
 
 
 def encode_event(event: Event) -> str:
     """An event as compact JSON."""
-    return str(_EVENT.dump_json(event).decode())
+    return _encode(event)
 
 
 def decode_event(value: object) -> Event:
@@ -55,32 +60,32 @@ def decode_event(value: object) -> Event:
         Undecodable: it is no event of this version.
     """
     try:
-        return _EVENT.validate_python(value)  # type: ignore[no-any-return]
+        return _reader("event").validate_python(value)  # type: ignore[no-any-return]
     except ValidationError as error:
         raise Undecodable(str(error)) from error
 
 
 def encode_job(job: JobSpec) -> str:
-    return str(_JOB.dump_json(job).decode())
+    return _encode(job)
 
 
 def decode_job(text: str) -> JobSpec:
     """Raises: Undecodable."""
-    return _decode(_JOB, text)  # type: ignore[no-any-return]
+    return _decode("job", text)  # type: ignore[no-any-return]
 
 
 def encode_state(state: State) -> str:
-    return str(_STATE.dump_json(state).decode())
+    return _encode(state)
 
 
 def decode_state(text: str) -> State:
     """Raises: Undecodable."""
-    return _decode(_STATE, text)  # type: ignore[no-any-return]
+    return _decode("state", text)  # type: ignore[no-any-return]
 
 
 def decode_policy(text: str) -> Policy:
     """Raises: Undecodable."""
-    return _decode(TypeAdapter(Policy), text)  # type: ignore[no-any-return]
+    return _decode("policy", text)  # type: ignore[no-any-return]
 
 
 class Digests:
@@ -154,8 +159,18 @@ def digest_of(event: str, now: float, decision: Decision) -> str:
     return Digests().of(event, now, decision)
 
 
-def _decode(adapter: TypeAdapter[Any], text: str) -> Any:
+def _encode(value: object) -> str:
+    return to_json(value).decode()
+
+
+@cache
+def _reader(what: str) -> TypeAdapter[Any]:
+    """Made when it is wanted: it takes a while, and who only writes does not need it."""
+    return TypeAdapter(_READ[what])
+
+
+def _decode(what: str, text: str) -> Any:
     try:
-        return adapter.validate_json(text)
+        return _reader(what).validate_json(text)
     except ValidationError as error:
         raise Undecodable(str(error)) from error

@@ -1,0 +1,276 @@
+"""One node: read what is to be done, put the parts together, run the loop, exit with the job's code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from keepstep.adapters.clock import Clock
+from keepstep.adapters.coordinator_memory import MemoryCoordinator
+from keepstep.adapters.init_link import InitLink
+from keepstep.adapters.journal import JournalWriter
+from keepstep.adapters.processes import LineQueue, standard_sinks
+from keepstep.adapters.prometheus import Metrics
+from keepstep.adapters.worker_link import WorkerLink
+from keepstep.app.accounting import Accounting
+from keepstep.app.coordination import Coordination
+from keepstep.app.executor import Executor, Tools, seal_event
+from keepstep.app.gpus import watch_gpus
+from keepstep.app.launching import Launcher, Places, write_failure
+from keepstep.app.notices import watch_notices
+from keepstep.app.options import find_base_dir, parse_train_options
+from keepstep.app.probing import Probing
+from keepstep.app.sampling import Sampler
+from keepstep.app.setting_up import Setup, set_up
+from keepstep.app.standing_by import Standbys
+from keepstep.app.storing import Storing, local_folder
+from keepstep.app.supervisor import Supervisor
+from keepstep.app.watching import Watching
+from keepstep.core import events as e
+from keepstep.core.causes import FailureCause
+from keepstep.core.policy import Policy
+from keepstep.core.state import State
+from keepstep.errors import ConfigError, ExitCode, KeepstepError
+from keepstep.intake.contract import read_environment
+from keepstep.ports import Coordinator
+
+if TYPE_CHECKING:
+    from keepstep.app.several import Several
+
+_LAST_WORDS_S = 2.0
+_SOURCES = {signal.SIGTERM: "sigterm", signal.SIGINT: "sigint", signal.SIGHUP: "sighup"}
+
+
+def run(words: list[str]) -> int:
+    """Run this host's agent under init, and return the host's exit code."""
+    sys.excepthook = end_of_a_bug
+    environ = read_environment()
+    lines = LineQueue(standard_sinks()[1])
+    base_dir = find_base_dir(words)
+    try:
+        options = parse_train_options(words)
+        base_dir = options.base_dir
+        init = InitLink.from_environment(environ)
+        setup = set_up(options, environ, init.state)
+        return asyncio.run(Agent(setup, init, lines).run())
+    except KeepstepError as error:
+        return report(error, base_dir, lines)
+    except ExceptionGroup as group:  # of what ran side by side
+        ours, bugs = group.split(KeepstepError)
+        if ours is None or bugs is not None:
+            raise
+        return report(first_of(ours), base_dir, lines)
+    finally:
+        lines.close(_LAST_WORDS_S)
+
+
+def report(error: KeepstepError, base_dir: Path, lines: LineQueue) -> int:
+    """Say what is wrong, to people and in the failure file; return the exit code."""
+    text = error.describe()
+    lines.post(f"keepstep | {text}".encode())
+    try:
+        write_failure(base_dir / "output" / "failure", text)
+    except OSError as second:
+        lines.post(f"keepstep | the failure file can not be written: {second}".encode())
+    return int(error.exit_code)
+
+
+def first_of(group: ExceptionGroup[KeepstepError]) -> KeepstepError:
+    """The error that ended the group: the others were under way when it came."""
+    first = group.exceptions[0]
+    return first_of(first) if isinstance(first, ExceptionGroup) else first
+
+
+def end_of_a_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """End with the code by which init knows that another agent may do better; Python's own would be 1."""
+    traceback.print_exception(kind, error, trace)
+    sys.stderr.flush()
+    os._exit(ExitCode.BUG)
+
+
+class Agent:
+    """One node's parts, put together."""
+
+    def __init__(self, setup: Setup, init: InitLink, lines: LineQueue) -> None:
+        self._init, self._lines = init, lines
+        self._several = join_others(setup, init, self.log) if len(setup.job.hosts) > 1 else None
+        port = 0 if self._several is None else self._several.port
+        self._setup = replace(setup, job=replace(setup.job, peer_port=port))
+        self._clock = Clock()
+        self._deadline: float | None = None
+        self._memo: tuple[int, int] | None = None
+        self._accounting = Accounting(setup.job.host, setup.places.output, self._clock)
+
+    def log(self, text: str) -> None:
+        """One line for people; never waits."""
+        self._lines.post(f"keepstep {self._setup.job.host} | {text}".encode())
+
+    async def run(self) -> int:
+        """Run until the node is finished.
+
+        Raises:
+            KeepstepError: something that the job can not do without is not to be had.
+        """
+        setup, job, policy = self._setup, self._setup.job, self._setup.policy
+        metrics = open_metrics(policy)
+        metrics.store_available(setup.store is not None)  # until something is asked of it in vain
+        self._accounting.begin(os.getppid(), self._init.state.memo)
+        journal = open_journal(setup.places, metrics, self.log)
+        supervisor = Supervisor(job, policy, self._clock, journal, self.log)
+        self._init.listen(on_fenced=self._fenced, on_companion_exited=self._companion_exited)
+        self._init.listen_signals(lambda number: self._signalled(supervisor, number))
+        several = self._several
+        coordinator: Coordinator
+        coordinator = MemoryCoordinator(self._clock.monotonic) if several is None else await several.open(job)
+        link = WorkerLink(self._init, self._init.state.kept, lambda *said: sampler.on_message(*said))
+        await link.open()
+        standbys = Standbys(job.host, supervisor.post, self.log)
+        sampler = Sampler(link, self._clock, metrics, supervisor.post, standbys.learn)
+        launcher = make_launcher(setup, link, standbys, self.log)
+        coordination = Coordination(coordinator, job.name, self._clock, supervisor.post, self.log)
+        local = local_folder(policy.checkpoint.local, setup.contract)
+        storing = Storing(job.name, setup.store, policy, supervisor.post, self.log, local)
+        watching = Watching(job, setup.places.scratch, storing, supervisor.post, self.log)
+        probing = Probing(link, sampler, storing, setup.places.output, supervisor.post, self.log)
+        if several is not None:
+            several.give(storing, link.wire_fd)
+        memo = self._init.state.memo
+        slabs, seals = tuple(sorted(link.slabs.items())), tuple(map(seal_event, link.seals()))
+        supervisor.post(e.AgentStarted(slabs, seals, int(memo.get("seen_generation", 0))))
+        self.log(f"node {job.node_id}, rank table of {len(job.hosts)} hosts, metrics on port {metrics.port}")
+        async with asyncio.TaskGroup() as tasks:
+            tools = Tools(
+                coordination, storing, watching, launcher, probing, sampler, self._init, metrics, self._clock,
+                None if several is None else several.members,
+            )  # fmt: skip
+            executor = Executor(supervisor.post, tasks, tools)
+            heard = watch_notices(policy.interruption, storing, self._clock, supervisor.post)
+            gpus = watch_gpus(policy, metrics, self.log)
+            sensors = coordination.watch(), storing.run(), sampler.run(), gpus, heard, watching.run()
+            background: list[asyncio.Task[Any]] = [tasks.create_task(sensor) for sensor in sensors]
+            background += [] if several is None else several.keep(tasks)
+            if memo.get("lease"):
+                tasks.create_task(coordination.revoke(int(memo["lease"])))
+            recalled = tasks.create_task(self._accounting.recall(storing.ask_store))
+            background.append(recalled)
+            code = await supervisor.run(executor.perform, lambda *turn: self._follow(turn, watching, tasks, metrics))
+            metrics.up(False)
+            await self._leave(supervisor.state, storing, recalled)
+            await executor.close()
+            for task in background:
+                task.cancel()
+            await coordination.finish()
+        await coordinator.close()
+        journal.close()
+        self._accounting.write()
+        self.log(f"exit {code}")
+        return code
+
+    async def _leave(self, state: State, storing: Storing, recalled: asyncio.Task[bool]) -> None:
+        """What is left in the store at the end, or taken from there."""
+        if self._several is not None:
+            await self._several.end(state, storing)
+        if storing.has_store:
+            await self._accounting.remember(storing.ask_store, recalled)
+
+    def _follow(
+        self, turn: tuple[State, e.Event, float], watching: Watching, tasks: asyncio.TaskGroup, metrics: Metrics
+    ) -> None:
+        """After each turn: init learns the lease's deadline, and what the next agent is to know."""
+        state, _, now = turn
+        watching.follow(state, now)
+        due = self._accounting.follow(*turn)
+        if due:
+            metrics.goodput(self._accounting.seconds())
+        deadline = None if state.lease is None else state.lease.deadline
+        if deadline != self._deadline:
+            self._deadline = deadline
+            at = None if deadline is None else self._clock.to_monotonic(deadline)
+            tasks.create_task(self._init.deadline(at))
+        memo = (state.seen_generation, 0 if state.lease is None else state.lease.lease)
+        if memo != self._memo or due:
+            self._memo = memo
+            kept = {"seen_generation": memo[0], "lease": memo[1], "account": self._accounting.memo()}
+            tasks.create_task(self._init.memo(kept))
+
+    def _signalled(self, supervisor: Supervisor, number: int) -> None:
+        source = _SOURCES.get(signal.Signals(number))
+        if source is not None:
+            deadline = self._clock.now() + self._setup.policy.interruption.grace
+            supervisor.post(e.InterruptionNoticed(source, deadline))
+
+    def _fenced(self) -> None:
+        self.log("the lease ran out: init has stopped the workers")
+
+    def _companion_exited(self, name: str, status: int) -> None:
+        if self._several is not None:
+            self._several.companion_exited(name, status)
+
+
+def join_others(setup: Setup, init: InitLink, log: Callable[[str], None]) -> Several:
+    """Load what only a job of several hosts needs, and begin with it."""
+    from keepstep.app.several import Several
+
+    return Several(setup, init, log)
+
+
+def make_launcher(setup: Setup, link: WorkerLink, standbys: Standbys, log: Callable[[str], None]) -> Launcher:
+    """Lay out what workers are started with.
+
+    Raises:
+        ConfigError: the scratch folder can not be used.
+    """
+    try:
+        return Launcher(setup.job.host, setup.environment, setup.places, link=link, standbys=standbys, log=log)
+    except OSError as error:
+        raise unusable_scratch(error) from error
+
+
+def unusable_scratch(error: OSError) -> ConfigError:
+    return ConfigError(str(error), "a folder that can be written", key="--scratch-dir")
+
+
+def open_metrics(policy: Policy) -> Metrics:
+    """Serve /metrics.
+
+    Raises:
+        ConfigError: the address can not be listened on.
+    """
+    host, _, port = policy.telemetry.listen.rpartition(":")
+    try:
+        return Metrics(host, int(port), [cause.value for cause in FailureCause])
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"{policy.telemetry.listen}: {error}", "an address that is free, or port 0", key="telemetry.listen"
+        ) from error
+
+
+def open_journal(places: Places, metrics: Metrics, log: Callable[[str], None]) -> JournalWriter:
+    """Begin the journal beside the job's output; in the scratch folder where that can not be written.
+
+    Raises:
+        ConfigError: it can be written in neither.
+    """
+    alarms = iter((True,))
+
+    def on_dropped(why: str) -> None:
+        metrics.journal_dropped(1)
+        if next(alarms, False):
+            log(f"the journal can not be written, a replay will have a gap: {why}")
+
+    try:
+        return JournalWriter(places.output / "journal.jsonl", on_dropped=on_dropped)
+    except OSError as error:
+        log(f"{places.output} can not be written ({error}); the journal goes to {places.scratch}")
+        try:
+            return JournalWriter(places.scratch / "journal.jsonl", on_dropped=on_dropped)
+        except OSError as second:
+            raise unusable_scratch(second) from second
