@@ -32,6 +32,7 @@ from keepstep.checkpoint.keys import manifests_prefix
 from keepstep.checkpoint.manifest import Head, Manifest
 from keepstep.checkpoint.restore import fetch
 from keepstep.checkpoint.retrying import RetryingStore
+from keepstep.init import RESTARTS_MAX
 from keepstep.ports.store import ObjectStore
 from keepstep_worker.slab import parse
 from tests.support.faulty_s3 import FaultyS3
@@ -97,6 +98,8 @@ class Job:
         self._environment = {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": endpoint, "PYTHONPATH": paths}
         self.heads: dict[str, int] = {}
         """Every manifest that HEAD was seen to name, and its step."""
+        self.agents_killed: Counter[int] = Counter()
+        """By the init that starts another one."""
         self._read: dict[Path, int] = {}
         self.run = folder / "run"
         self.start()
@@ -190,6 +193,15 @@ def kill_host(job: Job, host: Host) -> bool:
     return True
 
 
+def kill_agent(job: Job, host: Host) -> bool:
+    """As often as init starts another one within its window, and no more: then the host gives up, as it should."""
+    init = host.init
+    if not init or job.agents_killed[init] >= RESTARTS_MAX or not kill(host.agent):
+        return False
+    job.agents_killed[init] += 1
+    return True
+
+
 def kill_all(job: Job, host: Host) -> bool:
     """The whole job, as when the platform takes all instances away; the next run knows nothing but the store."""
     kill_family(job.process.pid)
@@ -201,7 +213,7 @@ def kill_all(job: Job, host: Host) -> bool:
 KILLS: dict[str, tuple[int, Callable[[Job, Host], bool]]] = {
     "trainer": (4, lambda job, host: kill(host.worker)),
     "uploader": (4, lambda job, host: kill(uploader_of(host.agent) if host.agent else None)),
-    "agent": (4, lambda job, host: kill(host.agent)),
+    "agent": (4, kill_agent),
     "coordinator": (2, lambda job, host: kill(job.etcd())),
     "host": (2, kill_host),
     "whole job": (1, kill_all),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 COMMANDS = frozenset({
-    "local", "policy", "replay", "simulate", "checkpoint", "submit",
+    "local", "policy", "replay", "simulate", "checkpoint", "submit", "doctor",
     "status", "drain", "restart", "cordon", "uncordon",
     "--help", "-h", "--version",
 })  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 
 from keepstep.adapters.clock import sleep
 from keepstep.adapters.journal import JournalError
-from keepstep.app import checkpoints, submitting
+from keepstep.app import checkpoints, doctoring, submitting
 from keepstep.app.faults import KINDS, parse_fault
 from keepstep.app.local import Local, LocalRun
 from keepstep.app.operating import Operator, describe, find_entry, open_coordinator, tell
@@ -97,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_operating(commands)
     checkpoints.add_commands(commands)
     submitting.add_command(commands)
+    doctoring.add_command(commands)
 
     simulate = commands.add_parser("simulate", help="play seeded faults against a policy in virtual time")
     simulate.add_argument("policy", nargs="?", default="default")

@@ -1,0 +1,265 @@
+"""What can be looked at before a job starts: a finding says what is there, whether that will do, and what would help.
+
+Nothing here decides or is kept; a check that can not be made is a finding, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from keepstep.adapters.etcd_member import EtcdMissing, find_etcd
+from keepstep.adapters.memory import available_bytes
+from keepstep.app.connecting import connect_store
+from keepstep.app.showing import size
+from keepstep.checkpoint.probe import probe_store
+from keepstep.core.job import PORT_SPAN
+from keepstep.core.policy import Policy
+from keepstep.intake.contract import Contract
+from keepstep.ports.store import StoreError
+
+Level = Literal["ok", "warn", "bad"]
+
+SLABS_BYTES_MIN = 3 << 30
+"""Three slabs of a state of a gigabyte."""
+DISK_BYTES_MIN = 1 << 30
+_PYTHON_S = 60.0
+_TESTED = ("2.12", "2.13", "2.16", "2.19", "2.21")
+_LOOK = """
+import importlib.metadata as m, json, os, platform, sys
+def of(*names):
+    for name in names:
+        try: return m.version(name)
+        except m.PackageNotFoundError: pass
+found = {name: of(*names) for name, names in {
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "intel-tensorflow"), "keras": ("keras",),
+    "tf_keras": ("tf_keras", "tf-keras"), "horovod": ("horovod",), "smdistributed": ("smdistributed-dataparallel",),
+}.items()}
+print(json.dumps(found | {"python": platform.python_version(), "executable": sys.executable}))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row of the table: `fix` is empty where nothing has to be done."""
+
+    check: str
+    level: Level
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is looked at.
+
+    Attributes:
+        store: where checkpoints would go; None for nowhere.
+        environment: that of the script.
+        scratch: where the agent keeps what need not outlive the container.
+        port_base: first of the workers' ports.
+        devices: where GPUs are seen.
+    """
+
+    contract: Contract
+    policy: Policy
+    store: str | None
+    environment: Mapping[str, str]
+    scratch: Path
+    port_base: int
+    devices: Path = Path("/dev")
+
+
+def examine(subject: Subject) -> Iterator[Finding]:
+    """All checks, the quick ones first; one that fails in a way of its own says so and stops no other."""
+    checks: tuple[tuple[str, Callable[[Subject], Iterator[Finding]]], ...] = (
+        ("process", _process), ("hosts", _hosts), ("memory", _memory), ("disk", _disk), ("ports", _ports),
+        ("etcd", _etcd), ("GPU", _gpu), ("Python", _python), ("store", _store),
+    )  # fmt: skip
+    for name, check in checks:
+        try:
+            yield from check(subject)
+        except OSError as error:
+            yield Finding(name, "bad", str(error), "see what the system says of it")
+
+
+def _process(subject: Subject) -> Iterator[Finding]:
+    """Who hears SIGTERM: the platform sends it to process 1 alone."""
+    command = Path("/proc/1/cmdline").read_bytes().split(b"\0")
+    name = os.path.basename(os.fsdecode(command[0])) or "?"
+    if os.getpid() == 1 or any(b"keepstep" in word for word in command):
+        yield Finding("process", "ok", "keepstep is process 1, and hears SIGTERM")
+    elif name in ("bash", "sh", "dash") and Path("/opt/ml/input/config").is_dir():
+        fix = "start it by `exec keepstep ...`, or make it the image's ENTRYPOINT in exec form"
+        yield Finding(
+            "process", "bad", f"process 1 is {name}, which passes no SIGTERM on: a stop would save nothing", fix
+        )
+    else:
+        yield Finding("process", "ok", f"process 1 is {name}; keepstep was started below it")
+
+
+def _hosts(subject: Subject) -> Iterator[Finding]:
+    contract = subject.contract
+    for host in contract.hosts:
+        if host in ("localhost", contract.current_host) and len(contract.hosts) == 1:
+            yield Finding("hosts", "ok", f"one host, {host}; runs {contract.entry} as {contract.kind}")
+            return
+        try:
+            address = socket.gethostbyname(host)
+        except OSError as error:
+            fix = "names come late in a new cluster, and keepstep waits for them; see to DNS where they never come"
+            yield Finding("hosts", "warn", f"{host}: {error}", fix)
+            continue
+        yield Finding("hosts", "ok", f"{host} is {address}")
+    if len(contract.hosts) > 1 and subject.store is None and subject.policy.coordination.tls == "on":
+        fix = "give a store that all hosts reach, or set coordination.tls=off"
+        yield Finding("hosts", "bad", "several hosts and no store through which they could know each other", fix)
+
+
+def _memory(subject: Subject) -> Iterator[Finding]:
+    free = available_bytes()
+    found = f"{size(free)} free: a state of {size(free // 4)} has room for its three slabs beside the training"
+    if free < SLABS_BYTES_MIN:
+        yield Finding("memory", "warn", found, "take an instance with more memory, or a smaller model")
+    else:
+        yield Finding("memory", "ok", found)
+
+
+def _disk(subject: Subject) -> Iterator[Finding]:
+    for what, folder in (("scratch", subject.scratch), ("output", subject.contract.paths.output_data)):
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        if not os.access(existing, os.W_OK):
+            yield Finding(
+                "disk", "bad", f"{what}: {existing} can not be written", "let the container's user write there"
+            )
+            continue
+        free = shutil.disk_usage(existing).free
+        level: Level = "ok" if free >= DISK_BYTES_MIN else "warn"
+        yield Finding("disk", level, f"{what}: {size(free)} free at {existing}", "" if level == "ok" else "make room")
+
+
+def _ports(subject: Subject) -> Iterator[Finding]:
+    policy, wanted = subject.policy, []
+    if len(subject.contract.hosts) > 1:
+        wanted = [subject.port_base, subject.port_base + PORT_SPAN - 1]
+        if policy.coordination.endpoints == "embedded":
+            wanted += [policy.coordination.port, policy.coordination.port + 1]
+    wanted.append(int(policy.telemetry.listen.rpartition(":")[2]))
+    taken = [port for port in wanted if port and not _is_free(port)]
+    if taken:
+        fix = "free them, or choose others: coordination.port, telemetry.listen, --port-base"
+        yield Finding("ports", "bad", f"taken: {', '.join(map(str, taken))}", fix)
+    else:
+        yield Finding("ports", "ok", f"free: {', '.join(str(port or 'any') for port in wanted)}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+    return True
+
+
+def _etcd(subject: Subject) -> Iterator[Finding]:
+    if len(subject.contract.hosts) < 2 or subject.policy.coordination.endpoints != "embedded":
+        yield Finding("etcd", "ok", "none is needed here")
+        return
+    try:
+        yield Finding("etcd", "ok", str(find_etcd(subject.environment.get("PATH"))))
+    except EtcdMissing as error:
+        yield Finding("etcd", "bad", str(error).removesuffix(f": {error.hint}"), error.hint)
+
+
+def _gpu(subject: Subject) -> Iterator[Finding]:
+    devices = sorted(path.name for path in subject.devices.glob("nvidia[0-9]*"))
+    if not devices:
+        yield Finding("GPU", "ok", "none: training goes on the processors")
+        return
+    program = shutil.which("nvidia-smi", path=subject.environment.get("PATH"))
+    if program is None:
+        yield Finding("GPU", "warn", f"{len(devices)}, and no nvidia-smi to ask", "use an image with NVIDIA's tools")
+        return
+    query = [program, "--query-gpu=name,driver_version,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        yield Finding("GPU", "bad", "nvidia-smi hangs", "start the job again: this host wants repair")
+        return
+    for line in done.stdout.splitlines():
+        *what, errors = [part.strip() for part in line.split(",")]
+        sick = errors.isdigit() and int(errors) > 0
+        found = f"{', '.join(what)}; uncorrectable errors: {errors}"
+        yield Finding("GPU", "bad" if sick else "ok", found, "start the job again on another host" if sick else "")
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()
+        yield Finding("GPU", "bad", f"nvidia-smi ended with {done.returncode}: {said[:200]}", "see to the driver")
+
+
+def _python(subject: Subject) -> Iterator[Finding]:
+    """The user's interpreter and what it would import, asked without importing it."""
+    python = subject.policy.launch.python
+    try:
+        done = subprocess.run(
+            [python, "-c", _LOOK], capture_output=True, text=True, timeout=_PYTHON_S, check=False,
+            cwd=subject.contract.code_dir, env=dict(subject.environment),
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield Finding("Python", "bad", f"{python}: {error}", "name the script's interpreter by launch.python")
+        return
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        yield Finding("Python", "bad", f"{python}: {said}", "see to the interpreter, or name another by launch.python")
+        return
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if tuple(map(int, re.findall(r"\d+", found["python"])[:2])) < (3, 9):
+        yield Finding("Python", "bad", f"{found['python']} ({found['executable']})", "3.9 or later is wanted")
+    else:
+        yield Finding("Python", "ok", f"{found['python']} ({found['executable']})")
+    yield from _tensorflow(found, len(subject.contract.hosts))
+
+
+def _tensorflow(found: Mapping[str, Any], hosts: int) -> Iterator[Finding]:
+    version, keras = found["tensorflow"], found["keras"]
+    if version is None:
+        yield Finding(
+            "TensorFlow", "warn", "not installed for this interpreter", "install it there, or set launch.python"
+        )
+        return
+    minor = ".".join(version.split(".")[:2])
+    if minor in _TESTED:
+        yield Finding("TensorFlow", "ok", version)
+    else:
+        yield Finding("TensorFlow", "warn", version, f"keepstep is tested with {', '.join(_TESTED)}")
+    legacy = "" if found["tf_keras"] is None else f", tf_keras {found['tf_keras']}"
+    if keras is not None and keras.startswith("3.") and hosts > 1:
+        told = f"{keras}{legacy}: its fit fails on several hosts; keepstep repairs what a probe finds broken"
+        yield Finding("Keras", "ok", told)
+    else:
+        yield Finding("Keras", "ok", f"{keras}{legacy}")
+
+
+def _store(subject: Subject) -> Iterator[Finding]:
+    """The very probe that a job begins with."""
+    if subject.store is None:
+        fix = "give one, as KEEPSTEP_STORE=s3://bucket/prefix"
+        yield Finding("store", "warn", "none: what is in memory is lost with the host", fix)
+        return
+    try:
+        probe_store(connect_store(subject.store), subject.contract.job_name, f"doctor-{uuid.uuid4().hex[:8]}")
+    except StoreError as error:
+        fix = "the role wants s3:GetObject, PutObject, DeleteObject, ListBucket, AbortMultipartUpload there; the store "
+        yield Finding("store", "bad", f"{subject.store}: {error}", fix + "must honour If-Match and If-None-Match")
+        return
+    yield Finding("store", "ok", f"{subject.store}: written, compared and swapped, read back, deleted")

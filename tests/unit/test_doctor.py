@@ -1,0 +1,163 @@
+"""What `keepstep doctor` finds, and what it says to do about it. Programs that it asks are stood in for by scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from keepstep.app.checkup import Finding, Subject, examine
+from keepstep.app.cli import main
+from keepstep.intake.contract import ContractOptions, load_contract
+from keepstep.intake.policy import load_policy
+from tests.unit.intake.opt_ml import make_opt_ml
+
+MODERN = {"python": "3.12.4", "executable": "/py", "tensorflow": "2.21.0", "keras": "3.15.1", "tf_keras": None,
+          "horovod": None, "smdistributed": None}  # fmt: skip
+FREE = "telemetry.listen=127.0.0.1:0"
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return folder
+
+
+def program(folder: Path, name: str, says: str, code: int = 0) -> str:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\nexit {code}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def found(
+    tmp_path: Path, programs: Path, hosts: list[str], *knobs: str, store: Path | str | None = None, **python: object
+) -> dict[str, list[Finding]]:
+    """All findings by check, with an interpreter that says what `python` changes."""
+    asked = program(programs, "python", json.dumps(MODERN | python))
+    base = make_opt_ml(tmp_path / "ml", {"current_host": hosts[0], "hosts": hosts})
+    contract = load_contract(base, {"TRAINING_JOB_NAME": "job"}, ContractOptions())
+    policy = load_policy("default", (f"launch.python={asked}", *knobs))
+    named = None if store is None else str(store)
+    environment = {"PATH": f"{programs}:/usr/bin:/bin"}
+    subject = Subject(contract, policy, named, environment, tmp_path, 29_500, devices=tmp_path / "dev")
+    by_check: dict[str, list[Finding]] = {}
+    for finding in examine(subject):
+        by_check.setdefault(finding.check, []).append(finding)
+    return by_check
+
+
+def test_a_sound_host(tmp_path, programs):
+    everything = found(tmp_path, programs, ["localhost"], FREE, store=tmp_path / "store")
+    assert {finding.level for findings in everything.values() for finding in findings} == {"ok"}
+    assert set(everything) == {
+        "process", "hosts", "memory", "disk", "ports", "etcd", "GPU", "Python", "TensorFlow", "Keras", "store",
+    }  # fmt: skip
+    left = [path.name for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert [name for name in left if not name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "level", "says"),
+    [
+        ({"python": "3.8.10"}, "Python", "bad", "3.8.10"),
+        ({"tensorflow": None}, "TensorFlow", "warn", "not installed"),
+        ({"tensorflow": "2.9.1"}, "TensorFlow", "warn", "2.9.1"),
+        ({"tensorflow": "2.13.1", "keras": "2.13.1"}, "TensorFlow", "ok", "2.13.1"),
+        ({"tf_keras": "2.21.0"}, "Keras", "ok", "3.15.1, tf_keras 2.21.0"),
+    ],
+)
+def test_what_the_interpreter_has(tmp_path, programs, changes, check, level, says):
+    (finding,) = found(tmp_path, programs, ["localhost"], FREE, **changes)[check]
+    assert (finding.level, says in finding.found, bool(finding.fix)) == (level, True, level != "ok")
+
+
+def test_an_interpreter_that_does_not_run(tmp_path, programs):
+    broken = program(programs, "broken", "", code=3)
+    (finding,) = found(tmp_path, programs, ["localhost"], FREE, f"launch.python={broken}")["Python"]
+    assert (finding.level, finding.fix) == ("bad", "see to the interpreter, or name another by launch.python")
+    (finding,) = found(tmp_path / "x", programs, ["localhost"], FREE, "launch.python=/none/python")["Python"]
+    assert (finding.level, finding.fix) == ("bad", "name the script's interpreter by launch.python")
+
+
+@pytest.mark.parametrize(
+    ("says", "level", "text"),
+    [
+        ("etcd Version: 3.4.23", "ok", "bin/etcd"),
+        ("etcd Version: 3.3.25", "bad", "3.3.25"),
+        ("nothing of the kind", "bad", "nothing of the kind"),
+    ],
+)
+def test_etcd_for_several_hosts(tmp_path, programs, says, level, text):
+    program(programs, "etcd", says)
+    everything = found(tmp_path, programs, ["localhost", "localhost.localdomain"], FREE, "coordination.port=29100")
+    (finding,) = everything["etcd"]
+    assert (finding.level, text in finding.found, bool(finding.fix)) == (level, True, level != "ok")
+    assert "repairs" in everything["Keras"][0].found
+    assert everything["hosts"][-1].fix == "give a store that all hosts reach, or set coordination.tls=off"
+
+
+def test_a_host_that_no_name_is_known_of(tmp_path, programs):
+    hosts = found(tmp_path, programs, ["localhost", "none-such.invalid"], FREE, store=tmp_path / "store")["hosts"]
+    assert [(finding.level, finding.found.partition(":")[0]) for finding in hosts if finding.level != "ok"] == [
+        ("warn", "none-such.invalid")
+    ]
+
+
+def test_ports_that_are_taken(tmp_path, programs):
+    with socket.socket() as holder:
+        holder.bind(("0.0.0.0", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        (finding,) = found(tmp_path, programs, ["localhost"], f"telemetry.listen=127.0.0.1:{port}")["ports"]
+    assert (finding.level, finding.found) == ("bad", f"taken: {port}")
+
+
+@pytest.mark.parametrize("store", ["file", "none"])
+def test_a_store_that_can_not_be_written(tmp_path, programs, store):
+    (tmp_path / "file").write_text("")
+    named = tmp_path / "file" / "store" if store == "file" else None
+    (finding,) = found(tmp_path, programs, ["localhost"], FREE, store=named)["store"]
+    assert finding.level == ("bad" if store == "file" else "warn")
+    assert finding.fix
+
+
+@pytest.mark.parametrize(
+    ("says", "code", "levels"),
+    [
+        ("NVIDIA H200, 570.1, 0\nNVIDIA H200, 570.1, [N/A]", 0, ["ok", "ok"]),
+        ("NVIDIA H200, 570.1, 0\nNVIDIA H200, 570.1, 3", 0, ["ok", "bad"]),
+        ("", 9, ["bad"]),
+    ],
+)
+def test_gpus_as_the_driver_sees_them(tmp_path, programs, says, code, levels):
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / "dev" / name).touch()
+    program(programs, "nvidia-smi", says, code)
+    gpus = found(tmp_path, programs, ["localhost"], FREE)["GPU"]
+    assert [finding.level for finding in gpus if "," in finding.found or finding.level == "bad"] == levels
+
+
+def test_the_worst_stands_first_and_decides_the_exit_code(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    words = ["doctor", "--base-dir", str(tmp_path / "none"), "--set", FREE, "--set", "launch.python=/none", "train.py"]
+    assert main([*words, "--json"]) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [finding["level"] for finding in findings][:2] == ["bad", "warn"]
+    assert main(words) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split() == ["check", "found", "what", "to", "do"]
+    assert shown[1].startswith("bad   Python")
+
+
+def test_what_the_platform_says_wrong_is_the_finding(tmp_path, capsys):
+    base = make_opt_ml(tmp_path, {"hosts": []})
+    assert main(["doctor", "--base-dir", str(base)]) == 1
+    assert "resourceconfig.json" in capsys.readouterr().out
