@@ -72,8 +72,8 @@ def test_code_is_fetched_from_s3_and_unpacked(container, server):
     assert sorted(path.name for path in code.iterdir()) == ["package", "train.py"]
 
 
-def test_code_that_is_there_already_is_left_alone(container, server):
-    submit(container, server, archive(other_py=SCRIPT))
+def test_code_that_is_there_already_is_left_alone(container):
+    hyperparameters(container, sagemaker_submit_directory="gs://nobody/looks")
     container.write("code/train.py", SCRIPT)
     assert container.run() == 0, container.output()
     assert [path.name for path in (container.base / "code").iterdir()] == ["train.py"]

@@ -29,7 +29,7 @@ _SHELL_S = 30.0
 
 
 def provide_code(source: CodeSource | None, earlier: tuple[int, ...]) -> None:
-    """Fill the code folder from where the job says its code is; one that holds something is the user's, and stays.
+    """Fill the code folder, which is wanting, from where the job says its code is.
 
     Args:
         earlier: signals that asked an earlier agent of this container to stop.
@@ -39,7 +39,7 @@ def provide_code(source: CodeSource | None, earlier: tuple[int, ...]) -> None:
         StoreRefusedError: S3 does not answer.
         InterruptionError: the job is to stop.
     """
-    if source is None or not is_wanting(source.into):
+    if source is None:
         return
     task = {
         "task": "fetch", "source": source.source, "into": str(source.into), "mark": MARK, "region": source.region,
@@ -49,7 +49,7 @@ def provide_code(source: CodeSource | None, earlier: tuple[int, ...]) -> None:
 
 
 def is_wanting(folder: Path) -> bool:
-    """Whether a code folder holds nothing, or a part of what it should."""
+    """Whether a code folder holds nothing, or a part of what it should; one that holds anything else is the user's."""
     try:
         return not any(folder.iterdir()) or (folder / MARK).exists()
     except FileNotFoundError:
@@ -90,13 +90,16 @@ def split_by_shell(arguments: tuple[str, ...], environment: Mapping[str, str], f
         ConfigError: the shell does not understand them.
     """
     script = f'set -- {" ".join(arguments)}\nfor word in "$@"; do printf "%s\\0" "$word"; done'
-    found = subprocess.run(
-        ["/bin/sh", "-c", script], cwd=folder, env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True,
-        timeout=_SHELL_S, check=False,
-    )  # fmt: skip
+    wanted, key = "arguments that a shell understands", "launch.arguments"
+    try:
+        found = subprocess.run(
+            ["/bin/sh", "-c", script], cwd=folder, env=dict(environment), stdin=subprocess.DEVNULL,
+            capture_output=True, timeout=_SHELL_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"the shell is not done with them after {_SHELL_S:.0f} s", wanted, key=key) from None
     if found.returncode:
-        said = found.stderr.decode(errors="replace").strip()
-        raise ConfigError(f"the shell says {said}", "arguments that a shell understands", key="launch.arguments")
+        raise ConfigError(f"the shell says {found.stderr.decode(errors='replace').strip()}", wanted, key=key)
     return tuple(word.decode(errors="surrogateescape") for word in found.stdout.split(b"\0")[:-1])
 
 

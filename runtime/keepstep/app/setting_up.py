@@ -12,7 +12,7 @@ from pathlib import Path
 from keepstep.adapters.init_link import InitState
 from keepstep.app.launching import Places, forget_own_source
 from keepstep.app.options import TrainOptions
-from keepstep.app.provisioning import provide_code, provide_packages, split_by_shell
+from keepstep.app.provisioning import is_wanting, provide_code, provide_packages, split_by_shell
 from keepstep.app.watching import watched_folder
 from keepstep.core.job import JobSpec, first_etcd_hosts
 from keepstep.core.policy import Policy
@@ -20,6 +20,7 @@ from keepstep.errors import ConfigError
 from keepstep.intake.contract import (
     Contract,
     ContractOptions,
+    Paths,
     choose_strategy,
     count_gpus,
     find_code,
@@ -55,7 +56,7 @@ def set_up(options: TrainOptions, environ: dict[str, str], init: InitState) -> S
     Raises:
         KeepstepError: something can not be used, or is not to be had.
     """
-    if options.script is None:
+    if options.script is None and is_wanting(Paths(options.base_dir).code):
         provide_code(find_code(options.base_dir, environ), init.signals)
     setup = read_setup(options, environ, init.boot)
     provide_packages(setup.contract, setup.job.python, setup.environment, setup.places.scratch, init.signals)

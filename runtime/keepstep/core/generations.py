@@ -210,9 +210,7 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
     """Nothing older runs any more: judge what went wrong, fix where to go on from, and mark the generation ready."""
     failures = _merged(generation.failures, records)
     root = root_cause(failures)
-    head = turn.state.store.head
-    durable_step = max(generation.durable_step, 0 if head is None else head.step)
-    verdict = judge(turn.state.policy, generation, root, turn.now, durable_step)
+    verdict = judge(turn.state.policy, generation, root, turn.now, _passed(turn, generation, records))
     if not verdict.restart and root is not None:
         if verdict.reason is Reason.BUDGET_SPENT and turn.state.store.available and not know_head(turn):
             return  # what was committed meanwhile renews the budget
@@ -256,6 +254,13 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
             turn.because(Reason.WORLD_SHRINKS, f"{len(ready.members)} of {len(state.job.hosts)} hosts")
         if root is not None:
             turn.because(verdict.reason, describe(root))
+
+
+def _passed(turn: Turn, generation: GenerationRecord, records: list[AckRecord]) -> int:
+    """The newest committed step, or what the last world has reached where it fell back to an older state."""
+    head = turn.state.store.head
+    committed = max(generation.durable_step, 0 if head is None else head.step)
+    return min(committed, max(ack.completed for ack in records))
 
 
 def _merged(failures: tuple[Failure, ...], acks: list[AckRecord]) -> tuple[Failure, ...]:

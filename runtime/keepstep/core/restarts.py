@@ -119,16 +119,14 @@ def exit_code_of(failure: Failure) -> int:
     return int(_EXIT_CODES.get(failure.cause, ExitCode.BUG))
 
 
-def judge(
-    policy: Policy, generation: GenerationRecord, root: Failure | None, now: float, durable_step: int = 0
-) -> Verdict:
+def judge(policy: Policy, generation: GenerationRecord, root: Failure | None, now: float, passed: int = 0) -> Verdict:
     """Restart or stop, by the first matching rule of the policy and by the budget.
 
-    A restart without a failure is a planned one and costs nothing; one before `durable_step`, of which the newest
-    committed checkpoint is, costs nothing any more: training went on past it.
+    A restart without a failure is a planned one and costs nothing. A failure before the step `passed`, which is
+    committed, costs nothing any more: training went on beyond it.
     """
     window_s = max([policy.restart.budget.window_s, *(rule.budget.window_s for rule in policy.failures if rule.budget)])
-    ledger = tuple(e for e in generation.ledger if e.at > now - window_s and e.step >= durable_step)
+    ledger = tuple(e for e in generation.ledger if e.at > now - window_s and e.step >= passed)
     if root is None:
         return Verdict(True, Reason.RESTART_ALLOWED, ledger)
     code = exit_code_of(root)
