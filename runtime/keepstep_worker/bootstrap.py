@@ -126,6 +126,8 @@ def _execute(command: list[str]) -> NoReturn:
             os.set_inheritable(int(os.environ[name]), True)
     with contextlib.suppress(OSError):  # on a file system that can not be written, the shell reads it
         os.chmod(program, os.stat(program).st_mode | 0o111)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and a shell could not take that back
+        signal.signal(number, signal.SIG_DFL)
     runs = ["-c", 'exec "$0" "$@"', program] if os.access(program, os.X_OK) else [program]
     os.execv(_SHELL, [_SHELL, *runs, *command[1:]])
 

@@ -116,6 +116,14 @@ def test_an_archive_that_is_none_is_said(container, server, content, pieces):
     assert not (container.base / "train.py").exists()
 
 
+@pytest.mark.parametrize("url", ["s3://[bucket/key", "s3://bucket", "s3://a b/key"])
+def test_a_url_of_no_object_is_said(container, url):
+    hyperparameters(container, sagemaker_submit_directory=url)
+    container.environment |= CREDENTIALS
+    assert container.run() == 78
+    assert f"sagemaker_submit_directory: {'found ' if url == 's3://bucket' else ''}{url}" in (container.failure() or "")
+
+
 def test_an_s3_that_does_not_answer_is_no_fault_of_the_configuration(container, server):
     submit(container, server, archive(train_py=SCRIPT))
     container.environment["S3_ENDPOINT_URL"] = f"http://127.0.0.1:{free_port()}"

@@ -13,6 +13,7 @@ from pathlib import Path
 import boto3
 import pytest
 
+from keepstep.errors import StoreRefusedError
 from keepstep.sdk.jobs import LOG_GROUP, Jobs
 from tests.support.s3 import CREDENTIALS, s3_server
 
@@ -87,21 +88,23 @@ def test_the_log_of_all_hosts_is_told_once_and_in_order(server, monkeypatch):
         logs.put_log_events(logGroupName=LOG_GROUP, logStreamName=stream, logEvents=events)
 
     class Described(Jobs):
-        """A job that takes two looks to its end; moto's take none."""
+        """A job that takes two looks to its end; moto's take none. Another look is not answered."""
 
-        looks = iter([("InProgress", "Training"), ("InProgress", "Uploading"), ("Failed", "Failed")])
+        looks = iter([("InProgress", "Training"), ("", "away"), ("InProgress", "Uploading"), ("Failed", "Failed")])
 
         def describe(self, name):
             status, second = next(self.looks)
+            if not status:
+                raise StoreRefusedError(second)
             return {"TrainingJobStatus": status, "SecondaryStatus": second, "FailureReason": "user_code"}
 
     put(streams[0], "one", "two")
     said: list[str] = []
-    later = iter([lambda: put(streams[1], "other"), lambda: put(streams[0], "three")])
+    later = iter([lambda: None, lambda: put(streams[1], "other"), lambda: put(streams[0], "three")])
     found = Described("us-east-1").follow("mine", said.append, lambda: next(later)())
     assert found["FailureReason"] == "user_code"
     assert said == [
-        "[algo-1] one", "[algo-1] two", "keepstep submit | InProgress: Training",
+        "[algo-1] one", "[algo-1] two", "keepstep submit | InProgress: Training", "keepstep submit | away",
         "[algo-2] other", "keepstep submit | InProgress: Uploading",
         "[algo-1] three", "keepstep submit | Failed: Failed",
     ]  # fmt: skip

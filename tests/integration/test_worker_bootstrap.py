@@ -79,6 +79,12 @@ def test_a_program_is_run_with_its_arguments(tmp_path, content, mode):
     assert (code, output, errors) == (5, "<./run.sh><--name><a b $HOME><><it's>", "")
 
 
+def test_a_program_s_pipes_break_as_under_a_shell(tmp_path):
+    (tmp_path / "run.sh").write_text("grep SigIgn /proc/self/status\nwhile :; do echo y; done 2>&1 | head -1\n")
+    found = run(tmp_path, "-m", "keepstep_worker", "--exec", "run.sh")
+    assert found == (0, "SigIgn:\t0000000000000000\ny\n", "")
+
+
 @pytest.mark.parametrize("path", ["sub/script.py", "./sub/script.py", "link.py", "missing.py", "sub/../sub/script.py"])
 def test_paths_are_resolved_as_python_does(tmp_path, path):
     (tmp_path / "sub").mkdir()

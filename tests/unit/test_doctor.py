@@ -84,6 +84,18 @@ def test_an_interpreter_that_does_not_run(tmp_path, programs):
     assert (finding.level, finding.fix) == ("bad", "name the script's interpreter by launch.python")
 
 
+@pytest.mark.parametrize("python", ["/bin/true", "/bin/echo"])
+def test_an_interpreter_that_is_none(tmp_path, programs, python):
+    (finding,) = found(tmp_path, programs, ["localhost"], FREE, f"launch.python={python}")["Python"]
+    assert (finding.level, finding.found) == ("bad", f"{python} is no Python")
+
+
+def test_a_name_that_no_host_can_have_stops_no_other_check(tmp_path, programs):
+    everything = found(tmp_path, programs, ["a..b", "localhost"], FREE, store=tmp_path / "store")
+    assert [finding.level for finding in everything["hosts"]] == ["bad"]
+    assert "store" in everything
+
+
 @pytest.mark.parametrize(
     ("says", "level", "text"),
     [

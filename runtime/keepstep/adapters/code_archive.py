@@ -51,7 +51,9 @@ def unpack(archive: Path, into: Path, bytes_max: int = BYTES_MAX, members_max: i
                     raise UnfitArchive(f"its files come to more than {room} bytes", f"at most {room} bytes")
                 _unpack_member(tar, member, root)
             _read_to_the_end(tar)
-    except (tarfile.TarError, EOFError, zlib.error, LZMAError, UnicodeError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, LZMAError, ValueError, RecursionError, OverflowError) as error:
+        if isinstance(error, UnfitArchive):
+            raise
         raise UnfitArchive(f"it can not be read: {error}") from None
     except OSError as error:
         if error.errno is not None:
@@ -61,19 +63,21 @@ def unpack(archive: Path, into: Path, bytes_max: int = BYTES_MAX, members_max: i
 
 
 def _read_to_the_end(tar: tarfile.TarFile) -> None:
-    """What compresses keeps its checksum behind the archive's end."""
+    """An archive has a mark at its end, and what compresses keeps its checksum behind that."""
     assert tar.fileobj is not None
+    if tar.fileobj.tell() <= tar.offset:
+        raise UnfitArchive("it is cut off: the mark at its end is missing")
     if len(tar.fileobj.read(_TRAILING_BYTES_MAX + 1)) > _TRAILING_BYTES_MAX:
         raise UnfitArchive(f"more than {_TRAILING_BYTES_MAX} bytes stand behind its end")
 
 
 def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
     path = _place(member, root)
-    if path == root:
-        return
     if member.isdir():
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
         return
+    if path == root:
+        raise UnfitArchive(f"its member {member.name!r} stands for the folder itself, and is none")
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     if path.is_symlink() or path.is_file():
         path.unlink()
@@ -106,7 +110,8 @@ def _place(member: tarfile.TarInfo, root: Path) -> Path:
     if name.is_absolute() or ".." in name.parts:
         raise UnfitArchive(f"its member {member.name!r} would lie outside of the folder")
     path = root / name
-    _demand_inside(member, path.parent, root)
+    if path != root:
+        _demand_inside(member, path.parent, root)
     return path
 
 

@@ -11,8 +11,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import boto3
+from boto3.exceptions import Boto3Error
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from keepstep.errors import ConfigError, StoreRefusedError
 
@@ -20,6 +21,7 @@ _CONFIG = Config(retries={"mode": "standard", "total_max_attempts": 5}, connect_
 _REPOSITORY = re.compile(
     r"arn:[^:]+:codeartifact:(?P<region>[^:]+):(?P<owner>[^:]+):repository/(?P<domain>[^/]+)/(?P<name>.+)"
 )
+_OF_THE_MOMENT = (408, 429)
 _TRY_AGAIN = "start the job again once it answers"
 ARN_VARIABLE = "CA_REPOSITORY_ARN"
 
@@ -31,8 +33,7 @@ def download(url: str, to: Path, region: str | None, endpoint: str | None) -> No
         ConfigError: the URL names no object, or none that this job may read.
         StoreRefusedError: S3 does not answer.
     """
-    parts = urlsplit(url)
-    bucket, key = parts.netloc, parts.path.removeprefix("/")
+    bucket, _, key = url.removeprefix("s3://").partition("/")
     if not bucket or not key:
         raise ConfigError(f"found {url}", "s3://bucket/key of an archive")
     try:
@@ -40,7 +41,9 @@ def download(url: str, to: Path, region: str | None, endpoint: str | None) -> No
         client.download_file(bucket, key, str(to))
     except ClientError as error:
         raise _named(error, url, "an archive that this job's role may read") from None
-    except (BotoCoreError, ValueError) as error:
+    except (ParamValidationError, ValueError) as error:
+        raise ConfigError(f"{url}: {error}", "s3://bucket/key of an archive, and an endpoint that is a URL") from None
+    except (BotoCoreError, Boto3Error) as error:
         raise StoreRefusedError(f"{url}: {error}", _TRY_AGAIN) from None
 
 
@@ -73,4 +76,5 @@ def _named(error: ClientError, what: str, wanted: str) -> ConfigError | StoreRef
     """A refusal for good is the user's to mend, one of the moment is not."""
     told = f"{what}: {error}"
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
-    return ConfigError(told, wanted) if 400 <= status < 500 else StoreRefusedError(told, _TRY_AGAIN)
+    is_for_good = 400 <= status < 500 and status not in _OF_THE_MOMENT
+    return ConfigError(told, wanted) if is_for_good else StoreRefusedError(told, _TRY_AGAIN)

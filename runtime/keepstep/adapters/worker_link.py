@@ -129,7 +129,8 @@ class WorkerLink:
         fd = self._slabs.pop(slab, None)
         self._sizes.pop(slab, None)
         if fd is not None:
-            self.wire.clear_seal(slab)
+            if any(seal.slab == slab for seal in self.wire.read_seals()):  # the slot may be another one's by now
+                self.wire.clear_seal(slab)
             os.close(fd)
             await self._keeper.drop(f"slab:{slab}")
 

@@ -88,7 +88,7 @@ def examine(subject: Subject) -> Iterator[Finding]:
     for name, check in checks:
         try:
             yield from check(subject)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             yield Finding(name, "bad", str(error), "see what the system says of it")
 
 
@@ -193,7 +193,7 @@ def _gpu(subject: Subject) -> Iterator[Finding]:
         return
     query = [program, "--query-gpu=name,driver_version,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(query, capture_output=True, text=True, errors="replace", timeout=20, check=False)
     except subprocess.TimeoutExpired:
         yield Finding("GPU", "bad", "nvidia-smi hangs", "start the job again: this host wants repair")
         return
@@ -212,7 +212,7 @@ def _python(subject: Subject) -> Iterator[Finding]:
     python = subject.policy.launch.python
     try:
         done = subprocess.run(
-            [python, "-c", _LOOK], capture_output=True, text=True, timeout=_PYTHON_S, check=False,
+            [python, "-c", _LOOK], capture_output=True, text=True, errors="replace", timeout=_PYTHON_S, check=False,
             cwd=subject.contract.code_dir, env=dict(subject.environment),
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -222,7 +222,12 @@ def _python(subject: Subject) -> Iterator[Finding]:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         yield Finding("Python", "bad", f"{python}: {said}", "see to the interpreter, or name another by launch.python")
         return
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    try:
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        found["python"], found["tensorflow"]
+    except (ValueError, IndexError, KeyError, TypeError):
+        yield Finding("Python", "bad", f"{python} is no Python", "name the script's interpreter by launch.python")
+        return
     if tuple(map(int, re.findall(r"\d+", found["python"])[:2])) < (3, 9):
         yield Finding("Python", "bad", f"{found['python']} ({found['executable']})", "3.9 or later is wanted")
     else:

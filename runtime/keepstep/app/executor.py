@@ -153,7 +153,9 @@ class Executor:
         self._post(e.WorkerStarted(action.worker_id, process.pid))
 
     async def _stop(self, worker_id: str) -> None:
-        await self._probing.look_last(worker_id)
+        look = await self._probing.look_last(worker_id)
+        if look is not None:
+            self._spawn(self._probing.keep(look))
         try:
             await self._processes.stop(worker_id)
         except StopTimeout as error:

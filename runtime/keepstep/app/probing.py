@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep import kernel
@@ -30,6 +31,15 @@ _LAST_LOOK_S = 2.0
 _CALLS_MAX, _CALL_CHARACTERS_MAX = 6, 120
 _NOT_THE_SCRIPT = ("/site-packages/", "/dist-packages/", "/lib/python", "/keepstep_worker/", "<frozen", "<string>")
 _TENSORFLOW = "/tensorflow/python/"
+
+
+@dataclass(frozen=True)
+class LastLook:
+    """The stacks of a worker that is killed."""
+
+    rank: int
+    generation: int
+    text: str
 
 
 class Probing:
@@ -89,22 +99,24 @@ class Probing:
         # what else there is to know takes longer, and nobody waits for it
         await self._keep(action, progress.pid, how, threads)
 
-    async def look_last(self, worker_id: str) -> None:
-        """Keep the Python stacks of a worker that a signal has stopped: it is about to be killed, unasked by a hang."""
+    async def look_last(self, worker_id: str) -> LastLook | None:
+        """The Python stacks of a worker that a signal has stopped, and that is about to be killed; None of others."""
         progress = self._link.progress()
         rank = self._sampler.rank_of(worker_id)
         if rank is None or not progress.pid or not kernel.is_frozen(progress.pid):
-            return
+            return None
         try:
             async with asyncio.timeout(_LAST_LOOK_S):
                 threads = await stacks.python_stacks(progress.pid)
         except (OSError, TimeoutError) as error:
             self._log(f"rank {rank} was stopped by a signal; its stacks can not be had: {error}")
-            return
-        text = (
-            f"Python stacks of process {progress.pid}, stopped by a signal, read by py-spy\n\n{stacks.show(threads)}\n"
-        )
-        await self._write(rank, progress.generation, text, "was stopped by a signal")
+            return None
+        head = f"Python stacks of process {progress.pid}, stopped by a signal, read by py-spy"
+        return LastLook(rank, progress.generation, f"{head}\n\n{stacks.show(threads)}\n")
+
+    async def keep(self, look: LastLook) -> None:
+        """Keep what was seen; nobody waits for it."""
+        await self._write(look.rank, look.generation, look.text, "was stopped by a signal")
 
     async def _stacks(self, pid: int, file: Path) -> tuple[tuple[Thread, ...], str]:
         """Python stacks by whatever way there is, and which it was."""

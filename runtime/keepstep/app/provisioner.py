@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -25,6 +26,7 @@ from keepstep.errors import ConfigError, KeepstepError
 def main() -> int:
     """Carry out the task of the standard input."""
     kernel.die_with_parent(os.getppid())
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the agent's is not that of what pip starts
     task = json.load(sys.stdin)
     answer: dict[str, str] = {}
     try:
@@ -49,7 +51,7 @@ def fetch(source: str, into: str, mark: str, region: str | None = None, endpoint
     if folder.is_dir() and any(folder.iterdir()):
         if not (folder / mark).exists():
             return  # somebody's own code
-        _clear(folder)
+        _clear(folder, mark)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / mark).touch()
     if source.startswith("s3://"):
@@ -83,9 +85,11 @@ def _say(line: str) -> None:
     print(f"keepstep | pip: {line}", file=sys.stderr, flush=True)
 
 
-def _clear(folder: Path) -> None:
-    """Take away what an earlier attempt left."""
+def _clear(folder: Path, mark: str) -> None:
+    """Take away what an earlier attempt left, but for its mark."""
     for path in folder.iterdir():
+        if path.name == mark:
+            continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

@@ -130,13 +130,17 @@ def _carry_out(task: Mapping[str, Any], earlier: tuple[int, ...], file: str, key
 
 async def _ask(task: Mapping[str, Any], earlier: tuple[int, ...]) -> dict[str, str]:
     """Have a process carry out a task; it ends at once where the job is to stop."""
-    loop = asyncio.get_running_loop()
-    stopped: asyncio.Future[int] = loop.create_future()
     asked = [number for number in earlier if number in init.STOPPING]
     if asked:
         raise _interruption(asked[0])
-    for number in init.STOPPING:
-        loop.add_signal_handler(number, _stop, stopped, int(number))
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+
+    def note(number: int, _: object) -> None:
+        asked.append(number)
+        loop.call_soon_threadsafe(stopped.set)
+
+    before = {number: signal.signal(number, note) for number in init.STOPPING}
     isolation = "-I" if sys.flags.isolated else "-P"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, isolation, "-m", "keepstep.app.provisioner"),
@@ -144,17 +148,19 @@ async def _ask(task: Mapping[str, Any], earlier: tuple[int, ...]) -> dict[str, s
     )  # fmt: skip
     signal.pthread_sigmask(signal.SIG_UNBLOCK, init.STOPPING)
     working = loop.create_task(process.communicate(json.dumps(task).encode()))
+    asking = loop.create_task(stopped.wait())
     try:
-        either: set[asyncio.Future[Any]] = {working, stopped}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            process.kill()
-            await working
-            raise _interruption(stopped.result())
+        await asyncio.wait([working, asking], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, init.STOPPING)  # until the agent listens
-        for number in init.STOPPING:
-            loop.remove_signal_handler(number)
+        signal.pthread_sigmask(signal.SIG_BLOCK, init.STOPPING)  # until the agent listens; what came has been noted
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        asking.cancel()
+    if asked:
+        if process.returncode is None:
+            process.kill()
+        await working
+        raise _interruption(asked[0])
     said, _ = await working
     if process.returncode:
         raise ConfigError(
@@ -163,11 +169,6 @@ async def _ask(task: Mapping[str, Any], earlier: tuple[int, ...]) -> dict[str, s
         )  # fmt: skip
     answer: dict[str, str] = json.loads(said)
     return answer
-
-
-def _stop(stopped: asyncio.Future[int], number: int) -> None:
-    if not stopped.done():
-        stopped.set_result(number)
 
 
 def _interruption(number: int) -> InterruptionError:

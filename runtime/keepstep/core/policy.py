@@ -123,6 +123,11 @@ class FailureRule(Section):
     respond: Response
     budget: Budget | None = None
 
+    @property
+    def own(self) -> str:
+        """What failures that are charged to its own budget are known by; empty where it has none."""
+        return "" if self.budget is None else f"{self.cause}:{self.exit_code or 'any'}"
+
     def covers(self, other: FailureRule) -> bool:
         """Whether nothing is left for `other` when it comes after this rule."""
         return self.cause in ("any", other.cause) and self.exit_code in (None, other.exit_code)

@@ -132,13 +132,13 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """A failure that was charged to a budget: unix seconds, signature, step; whether to one of its cause's own."""
+    """A failure that was charged to a budget: unix seconds, signature, step; the rule whose own it was, if any."""
 
     at: float
     cause: FailureCause
     signature: str
     step: int
-    own: bool = False
+    rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,17 +144,14 @@ def judge(policy: Policy, generation: GenerationRecord, root: Failure | None, no
     if generation.restarts >= policy.restart.ceiling:
         return Verdict(False, Reason.CEILING_REACHED, ledger, exit_code=code)
     wait_s = backoff_s(policy, len(ledger))
-    charged = (*ledger, LedgerEntry(root.at, root.cause, root.signature, root.step, rule.budget is not None))
+    charged = (*ledger, LedgerEntry(root.at, root.cause, root.signature, root.step, rule.own))
     return Verdict(True, Reason.RESTART_ALLOWED, charged, root.at + wait_s)
 
 
 def _is_spent(policy: Policy, rule: FailureRule, ledger: tuple[LedgerEntry, ...], now: float) -> bool:
     """Whether the budget that a failure is charged to has nothing left: its cause's own, or the one for all others."""
-    if rule.budget is None:
-        budget, charged = policy.restart.budget, [entry for entry in ledger if not entry.own]
-    else:
-        budget, charged = rule.budget, [e for e in ledger if e.own and rule.cause in ("any", e.cause)]
-    return sum(1 for entry in charged if entry.at > now - budget.window_s) >= budget.count
+    budget = rule.budget or policy.restart.budget
+    return sum(1 for e in ledger if e.rule == rule.own and e.at > now - budget.window_s) >= budget.count
 
 
 def backoff_s(policy: Policy, failures: int) -> float:

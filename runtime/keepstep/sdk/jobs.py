@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
@@ -14,6 +13,8 @@ from keepstep.errors import ConfigError, StoreRefusedError
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 ENDED = frozenset({"Completed", "Failed", "Stopped"})
 _AGAIN = "start the command again"
+_MISSED_MAX = 12
+"""A job is followed through as many looks in a row that nobody answers."""
 
 
 class Jobs:
@@ -39,8 +40,8 @@ class Jobs:
         Raises:
             ConfigError, StoreRefusedError: it can not be put.
         """
-        parts = urlsplit(url)
-        _ask(lambda: self._s3.put_object(Bucket=parts.netloc, Key=parts.path.lstrip("/"), Body=content), url)
+        bucket, _, key = url.removeprefix("s3://").partition("/")
+        _ask(lambda: self._s3.put_object(Bucket=bucket, Key=key, Body=content), url)
 
     def create(self, request: Mapping[str, Any]) -> str:
         """Make a job, and return its ARN.
@@ -65,9 +66,17 @@ class Jobs:
         Args:
             wait: lets time pass between two looks.
         """
-        told, log = "", _Log(self._logs, name)
+        told, missed, log = "", 0, _Log(self._logs, name)
         while True:
-            found = self.describe(name)
+            try:
+                found, missed = self.describe(name), 0
+            except StoreRefusedError as error:
+                missed += 1
+                if missed >= _MISSED_MAX:
+                    raise
+                say(f"keepstep submit | {error}")
+                wait()
+                continue
             status = f"{found['TrainingJobStatus']}: {found.get('SecondaryStatus', '')}"
             for line in log.news():
                 say(line)
@@ -96,6 +105,8 @@ class _Log:
         except ClientError as error:
             if error.response.get("Error", {}).get("Code") != "ResourceNotFoundException":
                 yield f"keepstep submit | the log can not be read: {error}"
+        except BotoCoreError as error:
+            yield f"keepstep submit | the log can not be read now: {error}"
 
     def _of(self, stream: str) -> Iterator[str]:
         while True:

@@ -32,22 +32,33 @@ def pack(folder: Path, more: Mapping[str, bytes] | None = None) -> bytes:
         tarfile.open(fileobj=compressed, mode="w") as tar,
     ):
         for path in sorted(_files(folder)):
-            content = path.read_bytes()
-            total += len(content)
+            total += path.stat().st_size
             if total > BYTES_MAX:
                 hint = "give data as a channel: --input NAME=s3://..."
                 found = f"{folder} holds more than {BYTES_MAX >> 20} MB"
                 raise ConfigError(found, "code alone", key="--source", hint=hint)
-            _add(tar, str(path.relative_to(folder)), content, os.access(path, os.X_OK))
+            _add(tar, str(path.relative_to(folder)), _read(path), os.access(path, os.X_OK))
         for name, content in sorted((more or {}).items()):
             _add(tar, name, content, False)
     return made.getvalue()
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for where, folders, names in os.walk(folder):
+    seen: set[str] = set()
+    for where, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if name not in LEFT_OUT]
+        if os.path.realpath(where) in seen:  # a link led back
+            folders.clear()
+            continue
+        seen.add(os.path.realpath(where))
         yield from (path for name in names if (path := Path(where) / name).is_file())
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "files that can be read", key="--source") from None
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes, is_program: bool) -> None:

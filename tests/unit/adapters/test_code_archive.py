@@ -57,6 +57,7 @@ def into(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
 def test_code_is_unpacked(tmp_path, into, mode):
     members = [
+        special(".", tarfile.DIRTYPE),
         special("./package", tarfile.DIRTYPE),
         file("./train.py"),
         file("package/sub/__init__.py", b"deep = 1\n"),
@@ -91,6 +92,8 @@ HOSTILE: dict[str, tuple[Callable[[], Members], str]] = {
     "a device": (lambda: [special("sda", tarfile.BLKTYPE)], "'sda' is neither file nor folder nor link"),
     "a character device": (lambda: [special("null", tarfile.CHRTYPE)], "'null' is neither"),
     "a pipe": (lambda: [special("pipe", tarfile.FIFOTYPE)], "'pipe' is neither"),
+    "a link in the folder's place": (lambda: [link(".", "..")], "stands for the folder itself"),
+    "a sparse file that is none": (lambda: [file("x", pax_headers={"GNU.sparse.map": "x"})], "it can not be read"),
     "a long name": (lambda: [file("x" * 2000)], "a name of more than 1024 bytes"),
     "too many": (lambda: [file(f"{number}.py") for number in range(21)], "more than 20 members"),
     "too much": (lambda: [file("a", bytes(600)), file("b", bytes(600))], "more than 1000 bytes"),
@@ -125,6 +128,16 @@ def test_what_is_no_whole_archive_is_said(tmp_path, into, keep):
     archive.write_bytes(archive.read_bytes()[:keep])
     with pytest.raises(UnfitArchive, match="it can not be read"):
         unpack(archive, into)
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_an_archive_that_ends_between_two_members_is_cut_off(tmp_path, into, mode):
+    whole = pack(tmp_path / "whole", [file("a.py"), file("b.py")], "w").read_bytes()
+    (tmp_path / "cut").write_bytes(whole[:1024] if mode == "w" else gzip.compress(whole[:1024]))
+    with pytest.raises(UnfitArchive, match="the mark at its end is missing"):
+        unpack(tmp_path / "cut", into)
+    (tmp_path / "short").write_bytes(whole[: 2 * 1024 + 512])  # one block of the mark's two
+    assert unpack(tmp_path / "short", into) == 16
 
 
 def test_a_flipped_bit_is_seen(tmp_path, into):

@@ -153,6 +153,22 @@ def test_a_cause_may_have_a_budget_of_its_own(causes, next_one, restarts):
     assert (verdict.restart, verdict.reason is Reason.BUDGET_SPENT) == (restarts, not restarts)
 
 
+def test_each_rule_has_a_budget_of_its_own():
+    """Two of one cause are told apart by the exit code that one of them names."""
+    rules = [
+        {"cause": "user_code", "exit_code": 42, "respond": "restart", "budget": "20 per 1h"},
+        {"cause": "user_code", "respond": "restart", "budget": "1 per 1h"},
+    ]
+    policy, ledger = Policy.model_validate({"failures": rules}), ()
+    for number in range(3):
+        failure = a_failure(NOW - 90.0 + number, exit_code=42, message=str(number))
+        ledger = judge(policy, a_generation(ledger=ledger), failure, NOW).ledger
+    first = judge(policy, a_generation(ledger=ledger), a_failure(NOW - 9.0, exit_code=1, message="other"), NOW)
+    assert first.restart
+    second = judge(policy, a_generation(ledger=first.ledger), a_failure(NOW, exit_code=1, message="third"), NOW)
+    assert (second.restart, second.reason) == (False, Reason.BUDGET_SPENT)
+
+
 def test_a_window_of_its_own_is_remembered_as_long_as_it_lasts():
     policy = with_budgets(hang="1 per 6h")
     old = judge(policy, a_generation(), a_failure(NOW - 20_000.0, FailureCause.HANG), NOW).ledger

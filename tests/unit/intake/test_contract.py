@@ -117,7 +117,12 @@ def test_code_in_s3_has_a_region(tmp_path, environ, region):
     assert (source.source, source.region, source.endpoint) == ("s3://b/k.tar.gz", region, None)
 
 
-@pytest.mark.parametrize("said", ["7", "gs://b/k", "/none/there.tar.gz", "true"])
+def test_a_name_that_no_file_can_have_is_no_policy_s(tmp_path):
+    base = make_opt_ml(tmp_path, hyperparameters={**HYPERPARAMETERS, "keepstep_policy": "p" * 300 + ".yaml"})
+    assert load_contract(base, JOB).policy_source == "p" * 300 + ".yaml"
+
+
+@pytest.mark.parametrize("said", ["7", "gs://b/k", "/none/there.tar.gz", "true", "/x/" + "y" * 300])
 def test_code_that_can_come_from_nowhere(tmp_path, said):
     base = make_opt_ml(tmp_path, hyperparameters={"sagemaker_submit_directory": said})
     with pytest.raises(ConfigError, match=r"hyperparameters\.json: sagemaker_submit_directory: .*wanted"):

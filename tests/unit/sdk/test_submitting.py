@@ -131,6 +131,15 @@ def test_the_same_code_is_the_same_bytes(source):
     assert len(gzip.decompress(before)) > 0
 
 
+def test_folders_that_are_links_travel_too(source, tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "common.py").write_text("")
+    (source / "shared").symlink_to(tmp_path / "shared")
+    (tmp_path / "shared" / "back").symlink_to(source)
+    with tarfile.open(fileobj=io.BytesIO(pack(source))) as tar:
+        assert sorted(tar.getnames()) == ["package/inner.py", "run.sh", "shared/common.py", "train.py"]
+
+
 BAD: dict[str, tuple[list[str], str]] = {
     "name": (words(name="a_b"), "--name: found 'a_b'; wanted letters, digits and -"),
     "long name": (words(name="x" * 48), "--name"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,7 +74,7 @@ def find_code(base_dir: Path, environ: Mapping[str, str]) -> CodeSource | None:
     file = printable(str(paths.input_config / "hyperparameters.json"))
     if not isinstance(source, str) or ("://" in source and not source.startswith("s3://")):
         raise ConfigError(f"found {show(source)}", "s3://bucket/key, or a path", file=file, key=SUBMITTED)
-    if not source.startswith("s3://") and not Path(source).exists():
+    if not source.startswith("s3://") and not os.path.exists(source):
         wanted = "an archive, a folder or a script that is there"
         raise ConfigError(f"{printable(source)} is not there", wanted, file=file, key=SUBMITTED)
     region = environ.get("AWS_REGION") or hyperparameters.get("sagemaker_region")
@@ -150,7 +151,7 @@ def _policy_source(
     if not isinstance(source, str) or not source:
         raise ConfigError(f"found {show(source)}", "a preset's name or a YAML file", key=key)
     beside = code_dir / source
-    if source.endswith((".yaml", ".yml")) and not Path(source).exists() and beside.is_file():
+    if source.endswith((".yaml", ".yml")) and not os.path.exists(source) and os.path.isfile(beside):
         return str(beside)
     return source
 
