@@ -9,8 +9,7 @@ import sys
 def main(argv: list[str] | None = None) -> int:
     """Run this host's agent under init, and return the host's exit code.
 
-    What is loaded stays: looking through it for garbage again and again would be a tenth of the time to the script's
-    first line.
+    What is loaded stays, so that looking through it for garbage again and again is in vain.
     """
     gc.disable()
     from keepstep.app.node import run

@@ -20,10 +20,12 @@ from typing import Any, Literal
 from keepstep.adapters.etcd_member import EtcdMissing, find_etcd
 from keepstep.adapters.memory import available_bytes
 from keepstep.app.connecting import connect_store
+from keepstep.app.setting_up import demand_trust_off
 from keepstep.app.showing import size
 from keepstep.checkpoint.probe import probe_store
 from keepstep.core.job import PORT_SPAN
 from keepstep.core.policy import Policy
+from keepstep.errors import ConfigError
 from keepstep.intake.contract import Contract
 from keepstep.ports.store import StoreError
 
@@ -33,7 +35,8 @@ SLABS_BYTES_MIN = 3 << 30
 """Three slabs of a state of a gigabyte."""
 DISK_BYTES_MIN = 1 << 30
 _PYTHON_S = 60.0
-_TESTED = ("2.12", "2.13", "2.16", "2.19", "2.21")
+_TESTED = ("2.21",)
+"""Minor versions of TensorFlow that the tests are run with."""
 _LOOK = """
 import importlib.metadata as m, json, os, platform, sys
 def of(*names):
@@ -44,7 +47,7 @@ found = {name: of(*names) for name, names in {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "intel-tensorflow"), "keras": ("keras",),
     "tf_keras": ("tf_keras", "tf-keras"), "horovod": ("horovod",), "smdistributed": ("smdistributed-dataparallel",),
 }.items()}
-print(json.dumps(found | {"python": platform.python_version(), "executable": sys.executable}))
+print(json.dumps(dict(found, python=platform.python_version(), executable=sys.executable)))
 """
 
 
@@ -98,7 +101,7 @@ def _process(subject: Subject) -> Iterator[Finding]:
     name = os.path.basename(os.fsdecode(command[0])) or "?"
     if os.getpid() == 1 or any(b"keepstep" in word for word in command):
         yield Finding("process", "ok", "keepstep is process 1, and hears SIGTERM")
-    elif name in ("bash", "sh", "dash") and Path("/opt/ml/input/config").is_dir():
+    elif name in ("bash", "sh", "dash") and subject.contract.paths.input_config.is_dir():
         fix = "start it by `exec keepstep ...`, or make it the image's ENTRYPOINT in exec form"
         yield Finding(
             "process", "bad", f"process 1 is {name}, which passes no SIGTERM on: a stop would save nothing", fix
@@ -120,9 +123,11 @@ def _hosts(subject: Subject) -> Iterator[Finding]:
             yield Finding("hosts", "warn", f"{host}: {error}", fix)
             continue
         yield Finding("hosts", "ok", f"{host} is {address}")
-    if len(contract.hosts) > 1 and subject.store is None and subject.policy.coordination.tls == "on":
-        fix = "give a store that all hosts reach, or set coordination.tls=off"
-        yield Finding("hosts", "bad", "several hosts and no store through which they could know each other", fix)
+    if subject.store is None and subject.policy.coordination.endpoints == "embedded":
+        try:
+            demand_trust_off(subject.policy)
+        except ConfigError as error:
+            yield Finding("hosts", "bad", error.found, f"give {error.wanted}")
 
 
 def _memory(subject: Subject) -> Iterator[Finding]:

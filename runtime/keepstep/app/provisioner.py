@@ -55,7 +55,7 @@ def fetch(source: str, into: str, mark: str, region: str | None = None, endpoint
     folder.mkdir(parents=True, exist_ok=True)
     (folder / mark).touch()
     if source.startswith("s3://"):
-        from keepstep.adapters.code_source import download  # half a second that only this wants
+        from keepstep.adapters.code_source import download  # boto3, for which nothing else waits
 
         with tempfile.TemporaryDirectory(prefix="keepstep-code-") as temporary:
             archive = Path(temporary) / "archive"

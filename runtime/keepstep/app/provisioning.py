@@ -7,6 +7,7 @@ finds it done.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import signal
@@ -70,17 +71,21 @@ def provide_packages(
     words = _wanted(contract)
     if not words:
         return
-    done = scratch / _INSTALLED
-    token = _token(contract.code_dir, python, words)
-    if done.exists() and done.read_text(encoding="utf-8") == token:
-        return
+    done, listed = scratch / _INSTALLED, contract.code_dir / _REQUIREMENTS
+    try:
+        token = _token(contract.code_dir, python, words, listed.read_bytes() if listed.is_file() else b"")
+        if done.exists() and done.read_text(encoding="utf-8", errors="replace") == token:
+            return
+        scratch.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(str(error), "files that can be read, and a scratch folder to write to") from None
     task = {
         "task": "install", "python": python, "words": words, "folder": str(contract.code_dir),
         "environment": dict(environment), "arn": environment.get(_ARN),
     }  # fmt: skip
     _carry_out(task, earlier, str(contract.code_dir / words[-1]), "")
-    scratch.mkdir(parents=True, exist_ok=True)
-    done.write_text(token, encoding="utf-8")
+    with contextlib.suppress(OSError):  # a later agent asks pip again, which finds it all there
+        done.write_text(token, encoding="utf-8")
 
 
 def split_by_shell(arguments: tuple[str, ...], environment: Mapping[str, str], folder: Path) -> tuple[str, ...]:
@@ -111,11 +116,9 @@ def _wanted(contract: Contract) -> list[str]:
     return [*listed, "."] if contract.kind == "module" else listed
 
 
-def _token(folder: Path, python: str, words: list[str]) -> str:
+def _token(folder: Path, python: str, words: list[str], listed: bytes) -> str:
     """What the packages depend on, as one word."""
-    listed = folder / _REQUIREMENTS
-    content = listed.read_bytes() if listed.is_file() else b""
-    return hashlib.sha256(json.dumps([str(folder), python, words]).encode() + content).hexdigest()
+    return hashlib.sha256(json.dumps([str(folder), python, words]).encode() + listed).hexdigest()
 
 
 def _carry_out(task: Mapping[str, Any], earlier: tuple[int, ...], file: str, key: str) -> None:

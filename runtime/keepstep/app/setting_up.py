@@ -95,7 +95,7 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         has_store=store is not None,
         etcd_hosts=first_etcd_hosts(hosts) if policy.coordination.endpoints == "embedded" else (),
         watch=watched_folder(policy.checkpoint.watch, contract, store),
-        entry=contract.kind,
+        kind=contract.kind,
     )
     environment = user_environment(contract, environ)
     check_interpreter(job.python, contract.code_dir, environment.get("PATH"))

@@ -1,6 +1,6 @@
 """What a job of several hosts needs on each of them: etcd, its member here, certificates, a listener for the others.
 
-Loaded by nobody else: a single host starts a fifth sooner without it.
+Loaded for such jobs alone: a single host need not wait for it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class JobSpec:
         has_store: whether checkpoints are committed anywhere.
         etcd_hosts: the hosts that start an etcd member at first; empty where there is one already, or none is needed.
         peer_port: where this host gives others what is in its slabs; 0: nowhere.
-        entry: what kind of thing `script` is.
+        kind: what kind of thing `script` is.
         watch: the folder in which the script may write checkpoints of its own; empty where none is watched.
     """
 
@@ -49,7 +49,7 @@ class JobSpec:
     etcd_hosts: tuple[str, ...] = ()
     peer_port: int = 0
     watch: str = ""
-    entry: EntryKind = "script"
+    kind: EntryKind = "script"
 
     @property
     def keeps_etcd(self) -> bool:

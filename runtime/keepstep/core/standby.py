@@ -21,7 +21,7 @@ def keep(turn: Turn) -> None:
     state, known = turn.state, turn.state.standbys
     if len(known.waiting) >= state.policy.launch.standby or known.falls >= FALLS_MAX or not known.modules:
         return
-    if turn.interrupted or not state.workers or state.workers[0].stopping or state.job.entry == "command":
+    if turn.interrupted or not state.workers or state.workers[0].stopping or state.job.kind == "command":
         return
     worker = state.workers[0]
     due_at = max(known.again_at, turn.now if worker.stepped else worker.started_at + _SILENT_S)

@@ -156,7 +156,7 @@ def check_request(request: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: all that is wrong, the first of it named by its path.
     """
-    from botocore.session import get_session  # a tenth of a second that only this wants
+    from botocore.session import get_session  # for which no other command waits
     from botocore.validate import ParamValidator
 
     model = get_session().get_service_model("sagemaker").operation_model(OPERATION).input_shape

@@ -28,7 +28,7 @@ def plan_worker(
     The command starts what the user named through the worker-side bootstrap with the user's own interpreter.
     `addresses` are those of the generation's workers in rank order.
     """
-    command = (*worker_command(job), *_FLAGS[job.entry], job.script, *job.arguments)
+    command = (*worker_command(job), *_FLAGS[job.kind], job.script, *job.arguments)
     environment = {
         "KEEPSTEP_GENERATION": str(generation),
         "KEEPSTEP_RANK": str(rank),
