@@ -1,6 +1,6 @@
 """What the training scripts share: Keras, data, model, and its variables at the end. `--legacy` makes it tf_keras.
 
-With `--gate=FILE` no step after GATE_STEP is made until that file is there.
+With `--gate=STEP:FILE` no step after that one is made until that file is there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ else:
 import numpy as np
 
 FEATURES = 12
-GATE_STEP = 12
 
 
 def make_data(samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -42,10 +41,12 @@ def build_model(features: int = FEATURES, classes: int = 3) -> Any:
 
 
 def pass_gate(step: int) -> None:
-    """Wait at the gate, if there is one."""
+    """Wait, where there is a --gate=STEP:FILE, after that step until the file is there."""
     for word in sys.argv:
-        while step == GATE_STEP and word.startswith("--gate=") and not Path(word.removeprefix("--gate=")).exists():
-            time.sleep(0.02)
+        if word.startswith("--gate="):
+            at, _, path = word.removeprefix("--gate=").partition(":")
+            while step == int(at) and not Path(path).exists():
+                time.sleep(0.02)
 
 
 def final_variables(model: Any, optimizer: Any) -> dict[str, np.ndarray]:
