@@ -17,10 +17,12 @@ DEV_STAMP := .venv/.stamp-$(shell cat requirements/dev.txt | sha256sum | cut -c1
 TF_STAMP := .venv-tf/.stamp-$(shell cat requirements/tensorflow.txt requirements/tf-keras.txt | sha256sum | cut -c1-16)
 TORCH_STAMP := .venv-torch/.stamp-$(shell cat requirements/torch.txt | sha256sum | cut -c1-16)
 TOOLKIT_STAMP := .venv-toolkit/.stamp-$(shell cat requirements/toolkit*.txt | sha256sum | cut -c1-16)
+SDK_STAMP := .venv-sdk/.stamp-$(shell cat requirements/sdk.txt | sha256sum | cut -c1-16)
+SDK2_STAMP := .venv-sdk2/.stamp-$(shell cat requirements/sdk2.txt | sha256sum | cut -c1-16)
 LOCALSTACK_STAMP := .venv-localstack/.stamp-$(shell cat requirements/localstack.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack etcd nets lint check test test-hosts test-resume torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-goodput bench-startup attribution soak campaign requirements clean
+.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack venv-sdk docker etcd nets lint check test test-hosts test-resume test-containers torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-goodput bench-startup attribution soak campaign requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -62,6 +64,25 @@ $(LOCALSTACK_STAMP):
 	$(LOCALSTACK) $(PIP_INSTALL) -r requirements/localstack.txt
 	rm -f .venv-localstack/.stamp-*
 	touch $@
+
+# The SageMaker SDK in its two versions, for the tests that have it run jobs in containers.
+venv-sdk: $(SDK_STAMP) $(SDK2_STAMP)
+$(SDK_STAMP):
+	$(PYTHON) -m venv .venv-sdk
+	.venv-sdk/bin/python $(PIP_INSTALL) -r requirements/sdk.txt
+	rm -f .venv-sdk/.stamp-*
+	touch $@
+$(SDK2_STAMP):
+	$(PYTHON) -m venv .venv-sdk2
+	.venv-sdk2/bin/python $(PIP_INSTALL) -r requirements/sdk2.txt
+	rm -f .venv-sdk2/.stamp-*
+	touch $@
+
+# Debian's Docker Engine, and what makes an image of Debian itself; the tests start an engine of their own.
+docker:
+	@if [ -x /usr/sbin/dockerd ] && [ -x /usr/bin/docker ] && command -v debootstrap docker-compose >/dev/null; then exit 0; fi; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	  docker.io docker-compose debootstrap >/dev/null
 
 # Multi-host jobs, and `demo` with them, agree through etcd (3.4 or later).
 etcd:
@@ -109,6 +130,11 @@ test-hosts: venv venv-tf venv-localstack etcd nets
 test-resume: venv venv-tf etcd
 	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fit_resume.py tests/e2e/test_interruption.py -n $(JOBS) --dist worksteal
 	$(PY) -m pytest tests/e2e -m more -n $(JOBS) --dist worksteal
+
+# The real image, built on Debian's own packages, in jobs of two containers: as the platform starts and stops them, and by
+# the SageMaker SDK's local mode. Needs root.
+test-containers: venv venv-sdk docker
+	$(PY) -m pytest tests/containers
 
 # Scripts that write their own checkpoints, killed 100 times at random; `make test` has a sample of it.
 torture-files: venv venv-tf

@@ -19,3 +19,5 @@ compile toolkit-build.in -o toolkit-build.txt
 compile toolkit.in -o toolkit.txt
 compile --no-deps toolkit-tensorflow.in -o toolkit-tensorflow.txt
 compile localstack.in -o localstack.txt
+compile sdk.in -o sdk.txt
+compile sdk2.in -o sdk2.txt

@@ -63,6 +63,17 @@ def is_frozen(pid: int) -> bool:
         return False
 
 
+def hears(pid: int, number: int) -> bool:
+    """Whether a process catches a signal, or waits for it; process 1 is not ended by one that it does not hear.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    with open(f"/proc/{pid}/status", "rb") as status:
+        masks = [line.split()[1] for line in status if line.startswith((b"SigBlk:", b"SigCgt:"))]
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
 def family(table: dict[int, Process], roots: list[int]) -> set[int]:
     """The roots and all that descends from them."""
     offspring: dict[int, list[int]] = {}

@@ -11,7 +11,7 @@ import pytest
 from tests.support.local_run import LocalRun
 
 STEPS = 80
-QUICK = ("hang.floor=2s", "hang.data=4s", "hang.pause=3s", "checkpoint.snapshot_every=4 steps")
+QUICK = ("hang.floor=3s", "hang.data=8s", "hang.pause=6s", "checkpoint.snapshot_every=4 steps")
 CULPRIT = "algo-2"
 TOLD = {
     "data": "sleep_for_ever",

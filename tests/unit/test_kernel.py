@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 
 import pytest
@@ -90,3 +91,20 @@ def test_nobody_kills_a_family_that_he_is_of(pid_of, monkeypatch):
     monkeypatch.setattr(kernel, "kill", lambda *_: pytest.fail("a signal was sent"))
     with pytest.raises(ValueError, match="no host"):
         kill_family(pid_of())
+
+
+def test_who_hears_a_signal() -> None:
+    """Whoever has a handler, or waits for it; not who leaves it to the kernel or ignores it."""
+    previous = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        assert not kernel.hears(os.getpid(), signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+        assert not kernel.hears(os.getpid(), signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, lambda *_: None)
+        assert kernel.hears(os.getpid(), signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+        assert kernel.hears(os.getpid(), signal.SIGUSR2)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
+        signal.signal(signal.SIGUSR2, previous)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from keepstep.adapters.etcd_member import EtcdMissing, find_etcd
 from keepstep.adapters.memory import available_bytes
 from keepstep.app.connecting import connect_store
-from keepstep.app.setting_up import demand_trust_off
+from keepstep.app.setting_up import deaf_process, demand_trust_off
 from keepstep.app.showing import size
 from keepstep.checkpoint.probe import probe_store
 from keepstep.core.job import PORT_SPAN
@@ -96,18 +96,14 @@ def examine(subject: Subject) -> Iterator[Finding]:
 
 
 def _process(subject: Subject) -> Iterator[Finding]:
-    """Who hears SIGTERM: the platform sends it to process 1 alone."""
-    command = Path("/proc/1/cmdline").read_bytes().split(b"\0")
-    name = os.path.basename(os.fsdecode(command[0])) or "?"
-    if os.getpid() == 1 or any(b"keepstep" in word for word in command):
-        yield Finding("process", "ok", "keepstep is process 1, and hears SIGTERM")
-    elif name in ("bash", "sh", "dash") and subject.contract.paths.input_config.is_dir():
+    """Who hears SIGTERM."""
+    deaf = deaf_process(subject.contract.paths)
+    if deaf:
+        found = f"process 1 is {deaf}, which passes no SIGTERM on: a stop would save nothing"
         fix = "start it by `exec keepstep ...`, or make it the image's ENTRYPOINT in exec form"
-        yield Finding(
-            "process", "bad", f"process 1 is {name}, which passes no SIGTERM on: a stop would save nothing", fix
-        )
+        yield Finding("process", "bad", found, fix)
     else:
-        yield Finding("process", "ok", f"process 1 is {name}; keepstep was started below it")
+        yield Finding("process", "ok", "a SIGTERM of the platform would be heard")
 
 
 def _hosts(subject: Subject) -> Iterator[Finding]:

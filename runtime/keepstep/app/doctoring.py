@@ -13,7 +13,7 @@ from keepstep.app.checkup import Finding, Subject, examine
 from keepstep.app.launching import forget_own_source
 from keepstep.app.showing import table
 from keepstep.errors import ConfigError
-from keepstep.intake.contract import ContractOptions, load_contract, read_environment, user_environment
+from keepstep.intake.contract import BASE, ContractOptions, load_contract, read_environment, user_environment
 from keepstep.intake.policy import load_policy
 
 _ORDER = {"bad": 0, "warn": 1, "ok": 2}
@@ -23,7 +23,7 @@ def add_command(commands: Any) -> None:
     """Add `doctor` to the parser's commands."""
     text = "look at what a job would find here, and say what to do about it"
     parser = commands.add_parser("doctor", help=text, description=text)
-    parser.add_argument("--base-dir", type=Path, default=Path("/opt/ml"), help="(default /opt/ml)")
+    parser.add_argument("--base-dir", type=Path, default=BASE, help="(default /opt/ml)")
     parser.add_argument("--policy", help="a preset's name or a file")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KNOB=VALUE")
     parser.add_argument("--store", help="for checkpoints")

@@ -29,7 +29,7 @@ from keepstep.app.notices import watch_notices
 from keepstep.app.options import find_base_dir, parse_train_options
 from keepstep.app.probing import Probing
 from keepstep.app.sampling import Sampler
-from keepstep.app.setting_up import Setup, set_up
+from keepstep.app.setting_up import Setup, deaf_process, set_up
 from keepstep.app.standing_by import Standbys
 from keepstep.app.storing import Storing, local_folder
 from keepstep.app.supervisor import Supervisor
@@ -113,6 +113,13 @@ class Agent:
         """One line for people; never waits."""
         self._lines.post(f"keepstep {self._setup.job.host} | {text}".encode())
 
+    def _introduce(self, port: int) -> None:
+        """Say who this is."""
+        job, deaf = self._setup.job, deaf_process(self._setup.contract.paths)
+        self.log(f"node {job.node_id}, rank table of {len(job.hosts)} hosts, metrics on port {port}")
+        if deaf:
+            self.log(f"process 1 is {deaf} and passes no SIGTERM on: a stop saves nothing; start me by `exec keepstep`")
+
     async def run(self) -> int:
         """Run until the node is finished.
 
@@ -120,7 +127,7 @@ class Agent:
             KeepstepError: something that the job can not do without is not to be had.
         """
         setup, job, policy = self._setup, self._setup.job, self._setup.policy
-        metrics = open_metrics(policy)
+        metrics = open_metrics(policy, setup.places.scratch)
         metrics.store_available(setup.store is not None)  # until something is asked of it in vain
         self._accounting.begin(os.getppid(), self._init.state.memo)
         journal = open_journal(setup.places, metrics, self.log)
@@ -145,7 +152,7 @@ class Agent:
         memo = self._init.state.memo
         slabs, seals = tuple(sorted(link.slabs.items())), tuple(map(seal_event, link.seals()))
         supervisor.post(e.AgentStarted(slabs, seals, int(memo.get("seen_generation", 0))))
-        self.log(f"node {job.node_id}, rank table of {len(job.hosts)} hosts, metrics on port {metrics.port}")
+        self._introduce(metrics.port)
         async with asyncio.TaskGroup() as tasks:
             tools = Tools(
                 coordination, storing, watching, launcher, probing, sampler, self._init, metrics, self._clock,
@@ -238,19 +245,27 @@ def unusable_scratch(error: OSError) -> ConfigError:
     return ConfigError(str(error), "a folder that can be written", key="--scratch-dir")
 
 
-def open_metrics(policy: Policy) -> Metrics:
-    """Serve /metrics.
+def open_metrics(policy: Policy, scratch: Path) -> Metrics:
+    """Serve /metrics, and leave the address in the scratch folder, for `entrypoints/healthcheck`.
 
     Raises:
-        ConfigError: the address can not be listened on.
+        ConfigError: the address can not be listened on, or the folder can not be written.
     """
     host, _, port = policy.telemetry.listen.rpartition(":")
     try:
-        return Metrics(host, int(port), [cause.value for cause in FailureCause])
+        metrics = Metrics(host, int(port), [cause.value for cause in FailureCause])
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"{policy.telemetry.listen}: {error}", "an address that is free, or port 0", key="telemetry.listen"
         ) from error
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        (scratch / "metrics").write_text(f"{host}:{metrics.port}", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{scratch}: {error.strerror}", "a folder that can be written", key="--scratch-dir"
+        ) from error
+    return metrics
 
 
 def open_journal(places: Places, metrics: Metrics, log: Callable[[str], None]) -> JournalWriter:

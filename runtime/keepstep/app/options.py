@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep.errors import ConfigError
+from keepstep.intake.contract import BASE
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _base_dir_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="keepstep train", add_help=False, allow_abbrev=False)
-    parser.add_argument("--base-dir", type=Path, default=Path("/opt/ml"))
+    parser.add_argument("--base-dir", type=Path, default=BASE)
     return parser
 
 
@@ -55,7 +56,7 @@ def find_base_dir(argv: list[str]) -> Path:
     try:
         return Path(_base_dir_parser().parse_known_args(argv)[0].base_dir)
     except ConfigError:
-        return Path("/opt/ml")
+        return BASE
 
 
 def _place(text: str) -> tuple[str, tuple[str, int]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from keepstep import kernel
 from keepstep.adapters.init_link import InitState
 from keepstep.app.launching import Places, forget_own_source
 from keepstep.app.options import TrainOptions
@@ -18,6 +20,7 @@ from keepstep.core.job import JobSpec, first_etcd_hosts
 from keepstep.core.policy import Policy
 from keepstep.errors import ConfigError
 from keepstep.intake.contract import (
+    BASE,
     Contract,
     ContractOptions,
     Paths,
@@ -108,6 +111,17 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         scratch, contract.paths.output_data / "keepstep" / host, contract.code_dir, contract.paths.failure_file
     )
     return Setup(options, contract, policy, job, store, environment, places)
+
+
+def deaf_process(paths: Paths) -> str:
+    """The name of a training container's process 1 where it hears no SIGTERM; empty where it does.
+
+    The platform sends the signal to process 1 alone, and the kernel drops what that one has no handler for.
+    """
+    if paths.base != BASE or not paths.input_config.is_dir() or kernel.hears(1, signal.SIGTERM):
+        return ""
+    command = Path("/proc/1/cmdline").read_bytes().split(b"\0")
+    return os.path.basename(os.fsdecode(command[0])) or "?"
 
 
 def demand_trust_off(policy: Policy) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from keepstep.intake.contract.environment import read_environment, user_environment
 from keepstep.intake.contract.load import find_code, load_contract
 from keepstep.intake.contract.strategy import choose_strategy, count_gpus
-from keepstep.intake.contract.values import CodeSource, Contract, ContractOptions, Paths
+from keepstep.intake.contract.values import BASE, CodeSource, Contract, ContractOptions, Paths
 
 __all__ = [
+    "BASE",
     "CodeSource",
     "Contract",
     "ContractOptions",

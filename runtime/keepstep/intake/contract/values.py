@@ -48,6 +48,10 @@ class CodeSource:
     endpoint: str | None = None
 
 
+BASE = Path("/opt/ml")
+"""Where the platform's files are in a container."""
+
+
 @dataclass(frozen=True, slots=True)
 class Paths:
     """The platform's folders and files, all below one base (/opt/ml in a container)."""
@@ -146,7 +150,7 @@ class Contract:
     is_submitted: bool
     policy_source: str
     store: str | None
-    paths: Paths = field(default_factory=lambda: Paths(Path("/opt/ml")))
+    paths: Paths = field(default_factory=lambda: Paths(BASE))
 
     @property
     def program(self) -> str:
