@@ -22,7 +22,7 @@ SDK2_STAMP := .venv-sdk2/.stamp-$(shell cat requirements/sdk2.txt | sha256sum | 
 LOCALSTACK_STAMP := .venv-localstack/.stamp-$(shell cat requirements/localstack.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack venv-sdk docker etcd nets lint check test test-hosts test-resume test-containers torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-goodput bench-startup attribution soak campaign requirements clean
+.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack venv-sdk docker etcd nets lint check test test-hosts test-resume test-containers test-matrix torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-goodput bench-startup attribution soak campaign requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -37,6 +37,12 @@ $(TF_STAMP):
 	$(TF) $(PIP_INSTALL) -r requirements/tensorflow.txt
 	$(TF) $(PIP_INSTALL) --no-deps -r requirements/tf-keras.txt
 	rm -f .venv-tf/.stamp-*
+	touch $@
+
+# Older releases of TensorFlow, each in an environment of its own: .venv-tf-2.13 and so on.
+.venv-tf-%/.stamp: requirements/tensorflow-%.txt
+	$(PYTHON) -m venv .venv-tf-$*
+	.venv-tf-$*/bin/python $(PIP_INSTALL) -r $<
 	touch $@
 
 # The CPU build of torch is on an index of its own; requirements/torch.in says how to name it, or a folder with the wheel.
@@ -135,6 +141,16 @@ test-resume: venv venv-tf etcd
 # the SageMaker SDK's local mode. Needs root.
 test-containers: venv venv-sdk docker
 	$(PY) -m pytest tests/containers
+
+# Two hosts and a worker that is killed, in a custom loop and in `fit`, with the older releases of TensorFlow that keepstep is
+# for (`make test` has the newest); OLDER=2.13 takes one of them.
+OLDER ?= 2.13 2.16 2.19
+test-matrix: venv etcd $(OLDER:%=.venv-tf-%/.stamp)
+	for release in $(OLDER); do \
+	  KEEPSTEP_TF_PYTHON=$(CURDIR)/.venv-tf-$$release/bin/python $(PY) -m pytest \
+	    "tests/e2e/test_faults.py::test_a_death_costs_steps_and_no_bit[loop.py-worker 1]" \
+	    "tests/e2e/test_faults.py::test_a_death_costs_steps_and_no_bit[fit.py-worker 1]"; \
+	done
 
 # Scripts that write their own checkpoints, killed 100 times at random; `make test` has a sample of it.
 torture-files: venv venv-tf

@@ -13,6 +13,7 @@ compile agent.in -o agent.txt
 compile build.in -o build.txt
 compile -c agent.txt -c build.txt dev.in -o dev.txt
 compile tensorflow.in -o tensorflow.txt
+for release in 2.13 2.16 2.19; do compile "tensorflow-$release.in" -o "tensorflow-$release.txt"; done
 compile --no-deps tf-keras.in -o tf-keras.txt
 compile torch.in -o torch.txt
 compile toolkit-build.in -o toolkit-build.txt

@@ -67,7 +67,7 @@ def test_a_sound_host(tmp_path, programs):
         ({"python": "3.8.10"}, "Python", "bad", "3.8.10"),
         ({"tensorflow": None}, "TensorFlow", "warn", "not installed"),
         ({"tensorflow": "2.9.1"}, "TensorFlow", "warn", "2.9.1"),
-        ({"tensorflow": "2.13.1", "keras": "2.13.1"}, "TensorFlow", "warn", "2.13.1"),
+        ({"tensorflow": "2.15.1", "keras": "2.15.0"}, "TensorFlow", "warn", "2.15.1"),
         ({"tf_keras": "2.21.0"}, "Keras", "ok", "3.15.1, tf_keras 2.21.0"),
     ],
 )

@@ -35,7 +35,7 @@ SLABS_BYTES_MIN = 3 << 30
 """Three slabs of a state of a gigabyte."""
 DISK_BYTES_MIN = 1 << 30
 _PYTHON_S = 60.0
-_TESTED = ("2.21",)
+_TESTED = ("2.13", "2.16", "2.19", "2.21")
 """Minor versions of TensorFlow that the tests are run with."""
 _LOOK = """
 import importlib.metadata as m, json, os, platform, sys

@@ -27,8 +27,8 @@ def make_data(samples: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def build_model(features: int = FEATURES, classes: int = 3) -> Any:
-    """A small network; without dropout in tf_keras, which keeps its state out of anybody's reach."""
-    legacy = "--legacy" in sys.argv
+    """A small network; without dropout in tf_keras and Keras 2, which keep its state out of anybody's reach."""
+    legacy = not keras.__version__.startswith("3.")
     return keras.Sequential(
         [
             keras.layers.InputLayer((features,)) if legacy else keras.Input((features,)),

@@ -39,7 +39,7 @@ def main() -> None:
         model.build((None, FEATURES))
         optimizer = keras.optimizers.Adam(1e-2)
         optimizer.build(model.trainable_variables)
-        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
     @tf.function
     def train_step(batch: Any) -> Any:
