@@ -51,8 +51,12 @@ _INSTRUMENTED = {
 
 def main() -> None:
     """Run the script named by the command line; returns when it ends."""
-    if standby.is_standby() or identity.is_worker():
+    server: identity.Identity | None = None
+    if standby.is_standby() or identity.is_worker() or identity.is_server():
         _die_with_parent(identity.parent_pid())
+    if identity.is_server():
+        server = identity.read_identity()
+        identity.disown_servers()
     held = standby.wait() if standby.is_standby() else None
     if len(sys.argv) < 2:
         print("usage: python -m keepstep_worker SCRIPT | -m MODULE | --exec PROGRAM [ARGUMENT...]", file=sys.stderr)
@@ -71,6 +75,7 @@ def main() -> None:
             if held is not None:
                 held.hide(session.tell, environment)
     del sys.argv[0]
+    pid = os.getpid()
     try:
         if sys.argv[0] == "-m":
             _run_module()
@@ -79,7 +84,10 @@ def main() -> None:
     except SystemExit:
         raise
     except BaseException as error:
-        _report(error, session)
+        if session is not None:
+            _report(error, session.identity, session.pid, max(session.entered_step, session.completed_step))
+        else:
+            _report(error, server, pid)
         raise
 
 
@@ -179,8 +187,8 @@ def _fresh_main(path: str) -> dict[str, Any]:
     return namespace
 
 
-def _report(error: BaseException, session: Session | None) -> None:
-    """Write the first error, and have its traceback shown without the frames of this module."""
+def _report(error: BaseException, who: identity.Identity | None, pid: int, step: int = 0) -> None:
+    """Write the first error of the process `pid`, and have its traceback shown without the frames of this module."""
     shown = sys.excepthook
 
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
@@ -188,9 +196,7 @@ def _report(error: BaseException, session: Session | None) -> None:
         shown(kind, value, value.__traceback__)
 
     sys.excepthook = excepthook
-    if session is not None and session.identity.failure_file and os.getpid() == session.pid:
-        who = session.identity
-        step = max(session.entered_step, session.completed_step)
+    if who is not None and who.failure_file and os.getpid() == pid:
         error.__traceback__ = _strip(error, error.__traceback__)
         firsterror.write(who.failure_file, firsterror.describe(error, who.rank, who.generation, step))
 

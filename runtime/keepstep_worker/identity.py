@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 _WIRE_FD = "KEEPSTEP_WIRE_FD"
 _SOCKET_FD = "KEEPSTEP_SOCKET_FD"
+_SERVER = "KEEPSTEP_SERVER"
 DESCRIPTOR_VARIABLES = (_WIRE_FD, _SOCKET_FD)
 """Only this process may use them: they are taken out of the environment of the programs it starts."""
 
@@ -47,6 +48,16 @@ class Identity:
 def is_worker(environ: Mapping[str, str] = os.environ) -> bool:
     """Tell whether an agent started this process and its descriptors were not taken over yet."""
     return _WIRE_FD in environ and _SOCKET_FD in environ
+
+
+def is_server(environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether an agent started this process to serve another one that trains."""
+    return _SERVER in environ
+
+
+def disown_servers() -> None:
+    """Have what this process starts not take itself for the server."""
+    os.environ.pop(_SERVER, None)
 
 
 def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:

@@ -1,4 +1,7 @@
-"""The other host, `algo-2`, as far as `algo-1` can tell: records that mirror its own, but for what is said here."""
+"""The other host, `algo-2` if not said otherwise, as far as `algo-1` can tell.
+
+Its records mirror those of `algo-1`, but for what is said here.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,12 @@ from keepstep.core.stalls import Activity, Stall
 if TYPE_CHECKING:
     from tests.scenarios.stage import Stage
 
-HOST = "algo-2"
-
 
 class Peer:
     """A node that acknowledges, trains, uploads and leaves as the one on the stage does, `lag` where it lags behind."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, stage: Stage, host: str) -> None:
+        self.stage, self.host = stage, host
         self.boot = 0
         self.there = self.silent = False
         self.failure: Failure | None = None
@@ -47,12 +48,13 @@ class Peer:
     def arrives(self) -> None:
         self.boot += 1
         self.there, self.failure = True, None
-        self._put(NodeRecord(HOST, self.node_id, "10.0.0.2", 100 + self.boot, port_base=20000, fresh=self.boot == 1))
+        lease, fresh = 100 + self.boot, self.boot == 1
+        self._put(NodeRecord(self.host, self.node_id, "10.0.0.2", lease, port_base=20000, fresh=fresh))
 
     def vanishes(self) -> None:
         """Its lease expires, and with it all that was bound to it."""
         self.there = False
-        for key in [key for key, (record, _) in self.stage.records.items() if getattr(record, "host", "") == HOST]:
+        for key in [key for key, (record, _) in self.stage.records.items() if getattr(record, "host", "") == self.host]:
             if not key.startswith("uploads/"):
                 self.stage.vanish(key)
 
@@ -71,14 +73,14 @@ class Peer:
         signal, code = (9, None) if cause == "killed" else (None, 1)
         error = "" if cause == "killed" else "UnavailableError" if kind else "ValueError"
         step = self.stage.state.completed + 1
-        self.failure = Failure(FailureCause(cause), HOST, at, 1, step, code, signal, error, "", kind == "victim")
+        self.failure = Failure(FailureCause(cause), self.host, at, 1, step, code, signal, error, "", kind == "victim")
         self._status()
 
     def fell_first(self, seconds_ago: str) -> None:
         """Its worker raised a while ago; the others have not heard of it yet."""
         at = self.stage.now - float(seconds_ago)
         step = self.stage.state.completed + 1
-        self.failure = Failure(FailureCause.USER_CODE, HOST, at, 1, step, 1, None, "ValueError", "no such file")
+        self.failure = Failure(FailureCause.USER_CODE, self.host, at, 1, step, 1, None, "ValueError", "no such file")
 
     def holds(self, step: str) -> None:
         """From now on it offers this snapshot alone."""
@@ -104,7 +106,7 @@ class Peer:
 
     def is_interrupted(self) -> None:
         now = self.stage.now
-        self._put(RequestRecord(HOST, "sigterm", now, now + 110.0))
+        self._put(RequestRecord(self.host, "sigterm", now, now + 110.0))
 
     def falls_silent(self) -> None:
         """It is frozen: its records stand, it writes no new ones."""
@@ -112,7 +114,7 @@ class Peer:
 
     def leads(self) -> None:
         """It was the first to take the leader's key."""
-        self._put(LeaderRecord(HOST, self.node_id))
+        self._put(LeaderRecord(self.host, self.node_id))
 
     # --- what it does by itself --------------------------------------------------------------------------------------
 
@@ -143,7 +145,7 @@ class Peer:
             held = tuple(each for each in held if each.step == self.holds_only)
         failure, self.failure, self.done, self.stall = self.failure, None, False, None
         completed = mine[0].completed
-        self._put(AckRecord(generation.number, HOST, self.node_id, completed, held, failure))
+        self._put(AckRecord(generation.number, self.host, self.node_id, completed, held, failure))
 
     def _status(self) -> None:
         generation = self._generation()
@@ -152,16 +154,17 @@ class Peer:
         mine = self.stage.records.get("status/algo-1")
         if mine is None and self.failure is None:
             return
-        seen = mine[0] if mine is not None else StatusRecord(HOST, "", generation.number, Standing.RUNNING)
+        seen = mine[0] if mine is not None else StatusRecord(self.host, "", generation.number, Standing.RUNNING)
         standing = Standing.DONE if self.done else seen.standing
-        if seen.standing is Standing.FAILED or (seen.standing is Standing.DONE and not self.done):
+        others_own = (Standing.FAILED, Standing.SERVING)
+        if (seen.standing in others_own and not self.done) or (seen.standing is Standing.DONE and not self.done):
             standing = Standing.RUNNING
         if seen.standing is Standing.LEFT:
             standing = Standing.LEFT
         if self.failure is not None:
             standing = Standing.FAILED
         self._put(
-            replace(seen, host=HOST, node_id=self.node_id, standing=standing, failure=self.failure,
+            replace(seen, host=self.host, node_id=self.node_id, standing=standing, failure=self.failure,
                     generation=generation.number, stall=self.stall)
         )  # fmt: skip
 
@@ -171,7 +174,7 @@ class Peer:
             return
         objects = (StoredObject(f"o{generation.save_step}.1", "replicated", 1, 0, 1, "0"),)
         digest = "other" if self.diverges else mine[0].digest
-        self._put(UploadRecord(generation.number, generation.save_step, HOST, digest, objects))
+        self._put(UploadRecord(generation.number, generation.save_step, self.host, digest, objects))
 
     def _put(self, record: object) -> None:
         kept = self.stage.records.get(record.key)

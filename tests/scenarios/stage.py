@@ -35,17 +35,20 @@ LEASE_S = 5.0
 class Stage(Watched, Operated):
     """A node, what it is surrounded by, and what is out of order there."""
 
-    def __init__(self, hosts: int = 2, store: bool = True, knobs: tuple[str, ...] = ()) -> None:
-        names = tuple(f"algo-{n}" for n in range(1, hosts + 1))
+    def __init__(self, hosts: int = 2, store: bool = True, knobs: tuple[str, ...] = (), peer: str = "algo-2") -> None:
+        more = tuple(f"algo-{n}" for n in range(3, hosts + 1))
+        names = tuple(sorted(("algo-1", peer))) + more if hosts > 1 else ("algo-1",)
+        policy = load_policy("default", knobs)
+        strategy = "multi_worker" if policy.launch.strategy == "auto" else policy.launch.strategy
         job = JobSpec(
             name="job", host="algo-1", hosts=names, node_id="one", boot=0, address="10.0.0.1", port_base=20000,
-            run="run1", strategy="multi_worker", python="python", script="train.py", arguments=(), has_store=store,
+            run="run1", strategy=strategy, python="python", script="train.py", arguments=(), has_store=store,
             etcd_hosts=first_etcd_hosts(names),
             watch="/checkpoints" if any(knob.startswith("checkpoint.watch=") for knob in knobs) else "",
         )  # fmt: skip
         super().__init__()
         self.now = START
-        self.state = initial_state(job, load_policy("default", knobs), self.now)
+        self.state = initial_state(job, policy, self.now)
         self.lines: list[str] = []
         self.records: dict[str, tuple[object, int]] = {}
         self.revision = self.leases = self.seals = 0
@@ -57,7 +60,7 @@ class Stage(Watched, Operated):
         self.watches_all = False
         self.page: dict[int, e.SlabSeal] = {}
         self.out_of_order: set[str] = set()
-        self.peer = Peer(self) if hosts > 1 else None
+        self.peer = Peer(self, peer) if hosts > 1 else None
         self._inbox: deque[e.Event] = deque()
         self._under_way: deque[a.FetchSnapshot] = deque()
 
@@ -114,6 +117,8 @@ class Stage(Watched, Operated):
                 self._put(action)
             case a.StartWorker():
                 self.worker = action.worker_id
+            case a.StopWorker() if action.worker_id != self.worker:
+                self.post(e.WorkerExited(action.worker_id, self.now, signal=9))
             case a.StopWorker():
                 self.post(self._exit(signal=9, frozen=self.thaw()))
             case a.ClearSeal():
@@ -297,6 +302,14 @@ class Stage(Watched, Operated):
 
     def dies(self, signal: str = "9") -> None:
         self.happens(self._exit(signal=int(signal)))
+
+    def server_dies(self, number: str) -> None:
+        """A process that serves the chief is killed."""
+        self.happens(e.WorkerExited(f"one.s{number}", self.now, signal=9))
+
+    def server_ends(self, number: str) -> None:
+        """Its script comes to an end by itself."""
+        self.happens(e.WorkerExited(f"one.s{number}", self.now, exit_code=0))
 
     def raises(self, error_type: str = "ValueError", kind: str = "") -> None:
         """The script ends by an exception; `victim` where TensorFlow says that it follows from another one's death."""

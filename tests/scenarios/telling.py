@@ -59,6 +59,8 @@ def tell_action(action: a.Action) -> str:
             return f"put {tell_record(action.record)}"
         case a.StartWorker():
             return f"start worker rank {action.rank}" + (f" from {action.standby}" if action.standby else "")
+        case a.StartServer():
+            return f"start server {action.server_id}: {action.title}"
         case a.StopWorker() | a.RevokeLease() | a.SweepStore() | a.WatchAll():
             return _words(type(action).__name__)
         case a.Report():

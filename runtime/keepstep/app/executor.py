@@ -27,7 +27,7 @@ from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.events import Event, FirstError, SlabSeal
 from keepstep.ports import MetricsSink
-from keepstep_worker.wire import Seal
+from keepstep_worker.wire import Progress, Seal
 
 if TYPE_CHECKING:
     from keepstep.app.members import Members
@@ -71,6 +71,7 @@ class Executor:
         coordination, storing, watching = tools.coordination, tools.storing, tools.watching
         self._processes = ProcessHost(self._exited)
         self._slab_lane = asyncio.Lock()
+        self._servers: set[str] = set()
         self._perform: dict[type, Callable[[Any], None]] = {
             a.GrantLease: lambda x: self._spawn(coordination.hold_lease(x)),
             a.RevokeLease: lambda x: self._spawn(coordination.revoke(x.lease)),
@@ -78,6 +79,7 @@ class Executor:
             a.WatchAll: lambda _: self._spawn(coordination.watch_all()),
             a.ForgetRecords: lambda x: self._spawn(coordination.forget(x)),
             a.StartWorker: self._start,
+            a.StartServer: self._serve,
             a.StartStandby: lambda x: self._launcher.start_standby(x, self._processes),
             a.StopWorker: lambda x: self._spawn(self._stop(x.worker_id)),
             a.SignalWorker: lambda x: self._processes.signal(x.worker_id, x.signal),
@@ -152,6 +154,16 @@ class Executor:
         self._spawn(self._init.group(process.pgid))
         self._post(e.WorkerStarted(action.worker_id, process.pid))
 
+    def _serve(self, action: a.StartServer) -> None:
+        try:
+            process = self._launcher.start_server(action, self._processes)
+        except OSError as error:
+            first = FirstError("StartFailed", str(error), unix_time(), 0, False)
+            self._post(e.WorkerExited(action.server_id, self._clock.now(), exit_code=127, error=first))
+            return
+        self._servers.add(action.server_id)
+        self._spawn(self._init.group(process.pgid))
+
     async def _stop(self, worker_id: str) -> None:
         look = await self._probing.look_last(worker_id)
         if look is not None:
@@ -165,8 +177,12 @@ class Executor:
         """A worker is gone: take in what it had still said, and report its end once."""
         if self._launcher.standbys.exited(worker_id, f"ended by {status}"):
             return
-        self._link.drain()
-        progress = self._link.progress()
+        serves = worker_id in self._servers
+        self._servers.discard(worker_id)
+        progress = Progress()
+        if not serves:
+            self._link.drain()
+            progress = self._link.progress()
         pgid = self._launcher.forget(worker_id)
         if pgid:
             self._spawn(self._init.ungroup(pgid))
@@ -182,7 +198,8 @@ class Executor:
             completed=progress.completed_step,
             seals=self._seals(),
         )
-        self._link.hang_up()
+        if not serves:
+            self._link.hang_up()
         self._post(event)
 
     def _seals(self) -> tuple[SlabSeal, ...]:

@@ -14,7 +14,7 @@ import keepstep_worker
 from keepstep.adapters.processes import ProcessHost, WorkerProcess, WorkerSpec
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.app.standing_by import Standbys
-from keepstep.core.actions import StartStandby, StartWorker
+from keepstep.core.actions import StartServer, StartStandby, StartWorker
 
 FAILURE_BYTES_MAX = 1024
 """The platform shows no more of a failure file."""
@@ -77,6 +77,25 @@ class Launcher:
         finally:
             handed_over()
         self._groups[action.worker_id] = process.pgid
+        return process
+
+    def start_server(self, action: StartServer, processes: ProcessHost) -> WorkerProcess:
+        """Start a process that reports no steps and holds no snapshots.
+
+        Raises:
+            OSError: the command can not be started.
+        """
+        file = self.error_file(action.server_id)
+        file.unlink(missing_ok=True)
+        spec = WorkerSpec(
+            worker_id=action.server_id,
+            argv=action.command,
+            env=self._whole(dict(action.environment) | {"KEEPSTEP_FAILURE_FILE": str(file)}),
+            prefix=f"[{self._host} {action.title}] ",
+            cwd=str(self._code_dir),
+        )
+        process = processes.start(spec)
+        self._groups[action.server_id] = process.pgid
         return process
 
     def start_standby(self, action: StartStandby, processes: ProcessHost) -> None:

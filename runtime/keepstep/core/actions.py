@@ -71,6 +71,16 @@ class StartWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class StartServer:
+    """Start a process that serves the job's chief; `title` is what its output is marked with."""
+
+    server_id: str
+    title: str
+    command: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StartStandby:
     """Start a process that makes a worker's large imports and waits; `command` is a worker's without its script."""
 
@@ -328,5 +338,5 @@ Action = (
     | AllocateSlabs | HandSlabs | DropSlabs | ClearSeal | VerifySlab | UploadSnapshot | CommitCheckpoint | ReadHead
     | FetchSnapshot | SweepStore | Report | WriteFailure | ForgetRecords | JoinEtcd | UseEtcd
     | WatchAll | CompareReplicas | KeepFiles | SettleFiles | PutBackFiles | StartStandby
-    | SamplePulse | CollectStacks
+    | SamplePulse | CollectStacks | StartServer
 )  # fmt: skip

@@ -22,6 +22,7 @@ from keepstep.core import (
     membership,
     quorum,
     saving,
+    servers,
     standby,
     workers,
 )
@@ -143,6 +144,7 @@ CONVERGE: tuple[Callable[[Turn], None], ...] = (
     membership.acknowledge,
     generations.lead,
     workers.start,
+    servers.start,
     standby.keep,
     hang.watch,
     interruption.hold,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from keepstep.core.events import Head, SlabSeal
+from keepstep.core.launch.parameter_server import Role
 from keepstep.core.stalls import Activity, Stall
 
 
@@ -46,6 +47,24 @@ class Worker:
     looked_at: float = 0.0
     stall: Stall | None = None
     slow_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One process of this host that serves the chief of another, or of this one.
+
+    Attributes:
+        role: `ps` or `worker`, with its `number` among those of the role.
+        ended: its script has come to its end by itself: it is not replaced.
+    """
+
+    server_id: str
+    generation: int
+    rank: int
+    role: Role
+    number: int
+    stopping: bool = False
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,8 @@ def bucket_of(state: State, now: float) -> Bucket:
         if state.orders is not None and state.orders.hold:
             return Bucket.DRAIN
         return _of_worker(state, worker, now)
+    if generation is not None and generation.phase is Phase.READY and state.servers:
+        return Bucket.PRODUCTIVE
     if generation is not None and generation.phase is Phase.READY:
         return Bucket.RESTORE if generation.rank_of(state.job.host) >= 0 else Bucket.IDLE
     return Bucket.AGREE if state.spawns else Bucket.START

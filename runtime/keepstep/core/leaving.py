@@ -22,7 +22,7 @@ _ALONE_S = 60.0
 def leave_together(turn: Turn) -> None:
     """Once the job has ended and this host's worker is gone, exit when the leader says that all have come."""
     state, generation = turn.state, turn.generation
-    if generation is None or not turn.is_over or state.workers or not files.settled(turn):
+    if generation is None or not turn.is_over or turn.processes or not files.settled(turn):
         return
     if state.leaving_at is None:
         turn.set(leaving_at=turn.now)

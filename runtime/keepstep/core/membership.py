@@ -52,10 +52,12 @@ def _fence(turn: Turn) -> None:
     state = turn.state
     turn.set(lease=None, flight={k: at for k, at in state.flight.items() if not k.startswith("put:")})
     turn.because(Reason.LEASE_EXPIRED)
-    alive = [w for w in state.workers if not w.stopping]
+    alive = [(w.generation, w.rank, w.entered) for w in state.workers if not w.stopping]
+    alive += [(s.generation, s.rank, 0) for s in state.servers if not s.stopping and not s.ended]
     if alive and state.failure is None:
-        failure = Failure(FailureCause.LEASE_LOST, state.job.host, turn.now, alive[0].rank, alive[0].entered)
-        turn.set(failure=failure, failure_generation=alive[0].generation)
+        generation, rank, entered = alive[0]
+        failure = Failure(FailureCause.LEASE_LOST, state.job.host, turn.now, rank, entered)
+        turn.set(failure=failure, failure_generation=generation)
 
 
 def register(turn: Turn) -> None:
@@ -88,7 +90,7 @@ def claim_leadership(turn: Turn) -> None:
 def acknowledge(turn: Turn) -> None:
     """Once no worker is left and every sealed snapshot is verified, say so to the leader."""
     state, generation = turn.state, turn.generation
-    if generation is None or generation.phase is not Phase.FORMING or state.workers:
+    if generation is None or generation.phase is not Phase.FORMING or turn.processes:
         return
     if not generation.asks(state.job.node_id):
         return

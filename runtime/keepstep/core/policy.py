@@ -33,9 +33,13 @@ Response = Literal["restart", "stop", "exit"]
 class Launch(Section):
     """How workers are started."""
 
-    strategy: Literal["auto", "plain", "mirrored", "multi_worker"] = knob(
+    strategy: Literal["auto", "plain", "mirrored", "multi_worker", "parameter_server"] = knob(
         "auto", "How the script is distributed; auto asks the platform, the hosts and the GPUs.", unit="name",
         failure="a script started for another world than its own",
+    )  # fmt: skip
+    chief: Literal["chief", "master"] = knob(
+        "chief", "What TF_CONFIG calls the first worker of parameter servers: TensorFlow 1 says master.", unit="name",
+        failure="a script that does not find its role",
     )  # fmt: skip
     instrument: Literal["auto", "off"] = knob(
         "auto", "Whether Model.fit of an unchanged script reports its steps, is snapshotted and resumed.", unit="name",

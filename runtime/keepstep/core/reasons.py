@@ -51,6 +51,8 @@ class Reason(StrEnum):
     STATE_DISTRUSTED = "state_distrusted"
     WORLD_STARTS = "world_starts"
     WORKER_STARTS = "worker_starts"
+    SERVER_STARTS = "server_starts"
+    SERVER_REPLACED = "server_replaced"
     STANDBY_STARTS = "standby_starts"
     STANDBY_READY = "standby_ready"
     STANDBY_GONE = "standby_gone"

@@ -30,6 +30,8 @@ class Standing(StrEnum):
     RUNNING = "running"
     FAILED = "failed"
     DONE = "done"
+    SERVING = "serving"
+    """It trains nothing itself, and is there for the one that does."""
     LEFT = "left"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keepstep.core.actions import Action, Put, RevokeLease, StopWorker, WriteFailure, WriteOrders
-from keepstep.core.facts import FilesView, Interruption, Lease, Recovery, Slab, Standbys, StoreView, Worker
+from keepstep.core.facts import FilesView, Interruption, Lease, Recovery, Server, Slab, Standbys, StoreView, Worker
 from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
 from keepstep.core.reasons import Reason
@@ -24,6 +24,7 @@ class State:
     """Everything one node knows.
 
     Attributes:
+        replaced: when servers were replaced within their generation; `serves` counts all that were started.
         spawned: the newest generation for which a worker was started here.
         done: the generation whose worker exited with 0 here.
         failure: what went wrong here in `failure_generation`.
@@ -53,6 +54,9 @@ class State:
     lease: Lease | None = None
     cluster: Cluster = field(default_factory=Cluster)
     workers: tuple[Worker, ...] = ()
+    servers: tuple[Server, ...] = ()
+    replaced: tuple[float, ...] = ()
+    serves: int = 0
     standbys: Standbys = field(default_factory=Standbys)
     slabs: tuple[Slab, ...] = ()
     next_slab: int = 0
@@ -142,6 +146,12 @@ class Turn:
         """Replace fields of one worker."""
         self.set(workers=tuple(evolve(w, **changes) if w.worker_id == worker_id else w for w in self.state.workers))
 
+    @property
+    def processes(self) -> list[str]:
+        """The ids of all that runs here for the job."""
+        serving = [server.server_id for server in self.state.servers if not server.ended]
+        return [*(worker.worker_id for worker in self.state.workers), *serving]
+
     def set_slab(self, slab: int, **changes: Any) -> None:
         """Replace fields of one slab."""
         self.set(slabs=tuple(evolve(s, **changes) if s.slab == slab else s for s in self.state.slabs))
@@ -180,8 +190,8 @@ class Turn:
 
     def leave(self, code: int, text: str, reason: Reason, hint: str = "") -> None:
         """Stop everything here and exit; what went wrong, and what can be done, goes to the failure file."""
-        for worker in self.state.workers:
-            self.do(StopWorker(worker.worker_id))
+        for process_id in self.processes:
+            self.do(StopWorker(process_id))
         if code:
             self.do(WriteFailure(f"{text}\nhint: {hint}" if hint else text))
         if self.state.lease is not None:

@@ -49,7 +49,7 @@ class Tally:
 
     Attributes:
         gone: members whose node is not there, or is another one.
-        failed: members whose worker failed in this generation; `done` those whose worker exited with 0.
+        failed: members whose worker failed in this generation; `done` those whose worker exited with 0, or who serve.
         stalled: members whose worker does not get on; `stalled_in_training` those of them that report steps.
         costliest: the largest share of training time that a snapshot takes if one is taken at each step.
         missed: shares of checkpoints that members could not upload.
@@ -190,7 +190,7 @@ def _counted(cluster: Cluster, seen: Seen[StatusRecord] | None) -> _Counted:
     stalled = status.standing is Standing.RUNNING and status.stall is not None
     return _Counted(
         int(status.standing is Standing.FAILED),
-        int(status.standing is Standing.DONE),
+        int(status.standing in (Standing.DONE, Standing.SERVING)),
         int(stalled),
         int(stalled and status.stall is not None and status.stall.joined),
         status.snapshot_cost_ratio,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keepstep.core import files, hang, standby
+from keepstep.core import files, hang, servers, standby
 from keepstep.core.actions import (
     ClearSeal,
     DropSlabs,
@@ -29,7 +29,7 @@ from keepstep.core.events import (
     WorkerStarted,
 )
 from keepstep.core.facts import Recovery, Slab, Worker
-from keepstep.core.launch import plan_worker
+from keepstep.core.launch import plan_worker, trains
 from keepstep.core.membership import is_registered
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Failure, GenerationRecord, Phase, Resume, Standing, StatusRecord
@@ -45,6 +45,7 @@ def stop_older(turn: Turn) -> None:
     """Stop every worker that does not belong to a ready generation of which this node is a member under a lease."""
     generation = turn.generation
     ready = generation is not None and generation.phase is Phase.READY and turn.is_member and turn.has_lease
+    servers.stop_older(turn, generation if ready else None)
     for worker in turn.state.workers:
         if worker.stopping or (ready and generation is not None and worker.generation == generation.number):
             continue
@@ -60,6 +61,8 @@ def start(turn: Turn) -> None:
     if state.workers or state.spawned >= generation.number or turn.interrupted:
         return
     resume, rank = generation.resume, generation.rank_of(state.job.host)
+    if not trains(state.job, rank):
+        return
     if resume is not None and resume.manifest and state.trained_rank != rank:
         # What is local to a rank goes with the rank, and others may have this one's.
         _clear_seals(turn, resume.step - 1)
@@ -168,12 +171,14 @@ def _status(turn: Turn, generation: GenerationRecord) -> StatusRecord:
     state = turn.state
     worker = state.workers[0] if state.workers else None
     failed = state.failure is not None and state.failure_generation == generation.number
-    if generation.phase is Phase.ENDED and not state.workers and files.settled(turn):
+    if generation.phase is Phase.ENDED and not turn.processes and files.settled(turn):
         standing = Standing.LEFT
     elif failed:
         standing = Standing.FAILED
     elif state.done == generation.number and files.settled(turn):
         standing = Standing.DONE
+    elif not trains(state.job, generation.rank_of(state.job.host)):
+        standing = Standing.SERVING
     else:
         standing = Standing.RUNNING
     ratio = worker.snapshot_s / worker.step_s if worker is not None and worker.step_s > 0 else 0.0
@@ -292,6 +297,8 @@ def on_steps_sampled(turn: Turn, event: StepsSampled) -> None:
 
 def on_worker_exited(turn: Turn, event: WorkerExited) -> None:
     """A process is gone: by our order, done, or failed."""
+    if servers.on_exited(turn, event):
+        return
     worker = _known(turn, event.worker_id)
     if worker is None:
         return

@@ -98,7 +98,7 @@ def counted(cluster: Cluster) -> tuple[object, ...]:
         members,
         sum(1 for host, node in members.items() if there.get(host) != node),
         sum(1 for word in words if word.standing is Standing.FAILED),
-        sum(1 for word in words if word.standing is Standing.DONE),
+        sum(1 for word in words if word.standing in (Standing.DONE, Standing.SERVING)),
         max((word.snapshot_cost_ratio for word in words), default=0.0),
         sum(1 for seen in cluster.uploads.values() if not seen.record.objects),
     )

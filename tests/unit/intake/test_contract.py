@@ -279,9 +279,19 @@ def test_auto_follows_the_platforms_switch(tmp_path):
     assert choose_strategy(switched, "plain", 1) == "plain"
 
 
+def test_parameter_servers_are_for_several_hosts(tmp_path):
+    asked = contract_for(tmp_path / "two", ["algo-1", "algo-2"], sagemaker_parameter_server_enabled="true")
+    assert choose_strategy(asked, "auto", 1) == "parameter_server"
+    assert choose_strategy(asked, "multi_worker", 1) == "multi_worker"
+    alone = contract_for(tmp_path / "one", ["algo-1"], sagemaker_parameter_server_enabled="true")
+    assert choose_strategy(alone, "auto", 1) == "plain"
+    with pytest.raises(ConfigError, match=r"launch\.strategy: found parameter_server with one host"):
+        choose_strategy(alone, "parameter_server", 1)
+
+
 def test_another_distribution_is_refused_unless_the_policy_overrides_it(tmp_path):
-    asked = contract_for(tmp_path, ["algo-1", "algo-2"], sagemaker_parameter_server_enabled="true")
-    with pytest.raises(ConfigError, match="sagemaker_parameter_server_enabled"):
+    asked = contract_for(tmp_path, ["algo-1", "algo-2"], sagemaker_mpi_enabled="true")
+    with pytest.raises(ConfigError, match="sagemaker_mpi_enabled"):
         choose_strategy(asked, "auto", 1)
     assert choose_strategy(asked, "multi_worker", 1) == "multi_worker"
 

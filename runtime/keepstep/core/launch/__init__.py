@@ -6,9 +6,13 @@ enter: starting a process, the environment of the agent itself, a file. Start re
 
 from __future__ import annotations
 
-from keepstep.core.job import EntryKind, JobSpec
-from keepstep.core.launch.multi_worker import tf_config
+from keepstep.core.job import PORT_SPAN, EntryKind, JobSpec, port_from
+from keepstep.core.launch import multi_worker, parameter_server
+from keepstep.core.launch.parameter_server import Task
 from keepstep.core.policy import Policy
+
+SERVED = "parameter_server"
+"""The strategy in which the first host's worker trains, and all other processes serve it."""
 
 _HEARTBEATS = 2.0
 """TensorFlow gives a silent peer up after so many leases: keepstep is to know first."""
@@ -28,7 +32,6 @@ def plan_worker(
     The command starts what the user named through the worker-side bootstrap with the user's own interpreter.
     `addresses` are those of the generation's workers in rank order.
     """
-    command = (*worker_command(job), *_FLAGS[job.kind], job.script, *job.arguments)
     environment = {
         "KEEPSTEP_GENERATION": str(generation),
         "KEEPSTEP_RANK": str(rank),
@@ -40,5 +43,46 @@ def plan_worker(
         "KEEPSTEP_REGISTER_S": f"{policy.hang.first_step:g}",
     }
     if job.strategy == "multi_worker":
-        environment["TF_CONFIG"] = tf_config(addresses, rank)
-    return command, tuple(sorted(environment.items()))
+        environment["TF_CONFIG"] = multi_worker.tf_config(addresses, rank)
+    elif job.strategy == SERVED:
+        chief = policy.launch.chief
+        environment["TF_CONFIG"] = parameter_server.tf_config(
+            addresses, _second(addresses, generation), (chief, 0), chief
+        )
+        environment["KEEPSTEP_INSTRUMENT"] = "off"  # its variables are on the servers
+    return _command(job), tuple(sorted(environment.items()))
+
+
+def trains(job: JobSpec, rank: int) -> bool:
+    """Whether a host of this rank runs a worker that trains; else it serves the one that does."""
+    return job.strategy != SERVED or rank == 0
+
+
+def servers_of(job: JobSpec, rank: int) -> tuple[Task, ...]:
+    """The processes that a host runs to serve another one that trains."""
+    return parameter_server.servers_of(rank) if job.strategy == SERVED else ()
+
+
+def plan_server(
+    job: JobSpec, generation: int, addresses: tuple[str, ...], task: Task, policy: Policy
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Command and additional environment of a process that serves; the same in each life within a generation."""
+    rank = task.number if task.role == "ps" else task.number + 1
+    environment = {
+        "KEEPSTEP_GENERATION": str(generation),
+        "KEEPSTEP_RANK": str(rank),
+        "KEEPSTEP_SERVER": task.role,
+        "TF_CONFIG": parameter_server.tf_config(addresses, _second(addresses, generation), task, policy.launch.chief),
+    }
+    return _command(job), tuple(sorted(environment.items()))
+
+
+def _command(job: JobSpec) -> tuple[str, ...]:
+    return (*worker_command(job), *_FLAGS[job.kind], job.script, *job.arguments)
+
+
+def _second(addresses: tuple[str, ...], generation: int) -> tuple[str, ...]:
+    """A second address on each host: the parameter server's. No generation near this one has it."""
+    parts = [address.rpartition(":") for address in addresses]
+    bases = [(host, int(port) - generation % PORT_SPAN) for host, _, port in parts]
+    return tuple(f"{host}:{port_from(base, generation + PORT_SPAN // 2)}" for host, base in bases)

@@ -10,7 +10,9 @@ from keepstep.intake.contract.hyperparameters import is_true
 from keepstep.intake.contract.values import Contract
 
 MULTI_WORKER = "sagemaker_multi_worker_mirrored_strategy_enabled"
-_OTHERS = ("sagemaker_parameter_server_enabled", "sagemaker_mpi_enabled", "sagemaker_distributed_dataparallel_enabled")
+PARAMETER_SERVER = "sagemaker_parameter_server_enabled"
+_OTHERS = ("sagemaker_mpi_enabled", "sagemaker_distributed_dataparallel_enabled")
+_OF_SEVERAL = ("multi_worker", "parameter_server")
 _GPU = re.compile(r"nvidia\d+")
 
 
@@ -22,18 +24,25 @@ def choose_strategy(contract: Contract, wanted: str, gpus: int) -> str:
     """
     hosts = len(contract.hosts)
     if wanted != "auto":
-        if wanted != "multi_worker" and hosts > 1:
-            raise ConfigError(f"found {wanted} with {hosts} hosts", "multi_worker or auto", key="launch.strategy")
+        if wanted not in _OF_SEVERAL and hosts > 1:
+            several = f"{', '.join(_OF_SEVERAL)} or auto"
+            raise ConfigError(f"found {wanted} with {hosts} hosts", several, key="launch.strategy")
+        if wanted == "parameter_server" and hosts == 1:
+            raise ConfigError(
+                "found parameter_server with one host", "two hosts or more, or auto", key="launch.strategy"
+            )
         return wanted
     for key in _OTHERS:
         if is_true(contract.hyperparameters.get(key)):
             raise ConfigError(
                 "found true",
-                f"{MULTI_WORKER}, or no distribution",
+                f"{MULTI_WORKER}, {PARAMETER_SERVER}, or no distribution",
                 file="hyperparameters.json",
                 key=key,
                 hint="launch.strategy in the policy overrides what the hyperparameters ask for",
             )
+    if hosts > 1 and is_true(contract.hyperparameters.get(PARAMETER_SERVER)):
+        return "parameter_server"
     if hosts > 1 or is_true(contract.hyperparameters.get(MULTI_WORKER)):
         return "multi_worker"
     return "mirrored" if gpus > 1 else "plain"

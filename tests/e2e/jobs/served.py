@@ -1,0 +1,62 @@
+"""ParameterServerStrategy as TensorFlow's guide has it: `served.py --out FOLDER [--epochs N] [--steps N]`.
+
+The chief counts upon a variable of the parameter servers, in so many steps an epoch, and saves after each epoch. It
+knows nothing of keepstep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import tensorflow as tf
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=40, help="of an epoch")
+    args = parser.parse_args()
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type in ("worker", "ps"):
+        os.environ["GRPC_FAIL_FAST"] = "use_caller"
+        server = tf.distribute.Server(
+            resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
+        )
+        server.join()
+    train(tf.distribute.ParameterServerStrategy(resolver), args)
+
+
+def train(strategy: tf.distribute.ParameterServerStrategy, args: argparse.Namespace) -> None:
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        count, epoch = tf.Variable(0, dtype=tf.int64), tf.Variable(0, dtype=tf.int64)
+
+    @tf.function
+    def step() -> None:
+        for _ in tf.range(200):  # a step takes its time
+            tf.linalg.matmul(tf.random.normal((64, 64)), tf.random.normal((64, 64)))
+        count.assign_add(1)
+
+    folder = Path(os.environ["SM_OUTPUT_DATA_DIR"]).parents[1] / "checkpoints"
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(count=count, epoch=epoch), str(folder), max_to_keep=3)
+    manager.restore_or_initialize()
+    with (args.out / "started.jsonl").open("a") as file:
+        file.write(json.dumps({"epoch": int(epoch.numpy()), "count": int(count.numpy())}) + "\n")
+    while epoch.numpy() < args.epochs:
+        for _ in range(args.steps):
+            coordinator.schedule(step)
+        coordinator.join()
+        epoch.assign_add(1)
+        manager.save()
+        (args.out / "epoch").write_text(str(int(epoch.numpy())))
+        time.sleep(0.5)
+    (args.out / "done.json").write_text(json.dumps({"count": int(count.numpy())}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""ParameterServerStrategy with a script that knows nothing of keepstep: who is replaced in its place, who is not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.local_run import LocalRun
+
+EPOCHS, STEPS = 8, 40
+OPTIONS = ("--set", "launch.strategy=parameter_server", "--set", "restart.backoff.first=0s")
+
+pytestmark = [pytest.mark.e2e, pytest.mark.more, pytest.mark.timeout(400)]
+
+
+def tasks(run: LocalRun) -> dict[str, int]:
+    """Pid of each process of the script, by its role and number."""
+    found = {}
+    for pid in run.left():
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            lines = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+            environment = dict(line.split("=", 1) for line in lines if "=" in line)
+            task = json.loads(environment["TF_CONFIG"])["task"]
+            if b"served.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found[f"{task['type']} {task['index']}"] = pid
+    return found
+
+
+def epoch(run: LocalRun) -> int:
+    path = run.folder / "results" / "epoch"
+    return int(path.read_text() or 0) if path.exists() else 0
+
+
+def started(run: LocalRun) -> list[dict[str, int]]:
+    """What each chief has found to go on from."""
+    lines = (run.folder / "results" / "started.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def run_of(folder: Path) -> LocalRun:
+    return LocalRun(folder / "run", "served.py", [f"--epochs={EPOCHS}", f"--steps={STEPS}"], OPTIONS, hosts=3)
+
+
+def test_a_worker_is_replaced_while_chief_and_parameter_servers_stay(tmp_path: Path) -> None:
+    with run_of(tmp_path) as run:
+        run.wait_for(lambda: epoch(run) >= 2, "epoch 2")
+        before = tasks(run)
+        assert set(before) == {"chief 0", "ps 0", "ps 1", "ps 2", "worker 0", "worker 1"}
+        os.kill(before["worker 1"], signal.SIGKILL)
+        run.wait_for(lambda: tasks(run).get("worker 1", before["worker 1"]) != before["worker 1"], "another worker 1")
+        after = tasks(run)
+        assert {name: pid for name, pid in after.items() if name != "worker 1"} == {
+            name: pid for name, pid in before.items() if name != "worker 1"
+        }
+        assert run.wait() == 0, run.told()
+        assert run.left() == []
+    assert run.summary()["generations"] == 1, run.told()
+    assert "server_replaced" in run.reasons()
+    assert [each["epoch"] for each in started(run)] == [0]
+    count = json.loads((run.folder / "results" / "done.json").read_text())["count"]
+    assert EPOCHS * STEPS <= count <= EPOCHS * STEPS + 1  # what a dying worker had done may be done again
+
+
+def test_without_a_parameter_server_the_world_starts_anew_from_the_files(tmp_path: Path) -> None:
+    with run_of(tmp_path) as run:
+        run.wait_for(lambda: epoch(run) >= 3, "epoch 3")
+        before = tasks(run)
+        os.kill(before["ps 1"], signal.SIGKILL)
+        assert run.wait() == 0, run.told()
+        assert run.left() == []
+    assert run.summary()["generations"] == 2, run.told()
+    (allowed,) = {detail for name in run.names for reason, detail in run.notes(name) if reason == "restart_allowed"}
+    assert allowed.startswith("killed on algo-2 rank 1 "), allowed
+    first, second = started(run)
+    assert first == {"epoch": 0, "count": 0}
+    assert second["epoch"] >= 3
+    assert second["count"] >= second["epoch"] * STEPS
+    assert epoch(run) == EPOCHS
