@@ -205,6 +205,30 @@ def test_the_first_error_is_written_before_the_process_dies(agent, tmp_path):
     assert list(tmp_path.glob("failure.json*")) == [failure]
 
 
+def test_a_server_writes_its_first_error_and_is_none_to_what_it_starts(tmp_path):
+    failure = tmp_path / "failure.json"
+    (tmp_path / "script.py").write_text(
+        "import os, sys\nprint('KEEPSTEP_SERVER' in os.environ, sys.argv)\nraise ValueError('no port')\n"
+    )
+    told = {
+        "KEEPSTEP_SERVER": "ps",
+        "KEEPSTEP_GENERATION": "2",
+        "KEEPSTEP_RANK": "1",
+        "KEEPSTEP_PARENT_PID": str(os.getpid()),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "keepstep_worker", "script.py", "--epochs", "3"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": RUNTIME, "PATH": os.environ["PATH"], "KEEPSTEP_FAILURE_FILE": str(failure), **told},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, "False ['script.py', '--epochs', '3']\n")
+    found = json.loads(failure.read_text())
+    assert (found["type"], found["rank"], found["generation"], found["step"]) == ("ValueError", 1, 2, 0)
+
+
 @pytest.mark.parametrize("script", ["import sys\nsys.exit(4)", "raise SystemExit('no')", "x = 1"])
 def test_an_exit_is_no_error(agent, tmp_path, script):
     (tmp_path / "script.py").write_text(script)

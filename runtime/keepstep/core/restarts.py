@@ -40,6 +40,12 @@ _SAYS = (
 
 _KILLED = 128 + 9
 
+CLEAN_STOPS = frozenset({42, 143})
+"""What TensorFlow's PreemptionCheckpointHandler exits with after it has saved: by itself, and on Google's machines."""
+
+_FREE = "clean stop"
+"""The budget that clean stops are charged to: none; but one that comes again and again at one step is a crash loop."""
+
 _OF_THE_PLATFORM = frozenset(
     {FailureCause.AGENT_LOST, FailureCause.HOST_LOST, FailureCause.LEASE_LOST, FailureCause.STORE}
 )
@@ -139,13 +145,19 @@ def judge(policy: Policy, generation: GenerationRecord, root: Failure | None, no
     same = sum(1 for e in ledger if e.signature == root.signature and e.step == root.step)
     if root.cause not in _OF_THE_PLATFORM and same + 1 >= policy.restart.same_step:
         return Verdict(False, Reason.SAME_STEP_AGAIN, ledger, exit_code=code)
-    if _is_spent(policy, rule, ledger, now):
+    clean = is_clean_stop(root) and rule.budget is None
+    if not clean and _is_spent(policy, rule, ledger, now):
         return Verdict(False, Reason.BUDGET_SPENT, ledger, exit_code=code)
     if generation.restarts >= policy.restart.ceiling:
         return Verdict(False, Reason.CEILING_REACHED, ledger, exit_code=code)
-    wait_s = backoff_s(policy, len(ledger))
-    charged = (*ledger, LedgerEntry(root.at, root.cause, root.signature, root.step, rule.own))
-    return Verdict(True, Reason.RESTART_ALLOWED, charged, root.at + wait_s)
+    wait_s = backoff_s(policy, sum(1 for e in ledger if e.rule != _FREE))
+    charged = (*ledger, LedgerEntry(root.at, root.cause, root.signature, root.step, _FREE if clean else rule.own))
+    return Verdict(True, Reason.RESTART_ALLOWED, charged, root.at if clean else root.at + wait_s)
+
+
+def is_clean_stop(failure: Failure) -> bool:
+    """Whether the script has ended as one does that was told to save and go."""
+    return failure.exit_code in CLEAN_STOPS and not failure.error_type
 
 
 def _is_spent(policy: Policy, rule: FailureRule, ledger: tuple[LedgerEntry, ...], now: float) -> bool:

@@ -33,7 +33,7 @@ from keepstep.core.launch import plan_worker, trains
 from keepstep.core.membership import is_registered
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Failure, GenerationRecord, Phase, Resume, Standing, StatusRecord
-from keepstep.core.restarts import classify_exit
+from keepstep.core.restarts import CLEAN_STOPS, classify_exit
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
 from keepstep.core.view import addresses_of, peers_of
@@ -312,7 +312,7 @@ def on_worker_exited(turn: Turn, event: WorkerExited) -> None:
     if worker.stopping:
         turn.because(Reason.WORKER_STOPPED, worker.worker_id)
         hang.on_frozen(turn, worker, event)
-    elif turn.interrupted and worker.signalled_at is not None:
+    elif turn.interrupted and (worker.signalled_at is not None or event.exit_code in CLEAN_STOPS):
         turn.because(Reason.WORKER_STOPPED, "ended by the forwarded signal")
     elif event.exit_code == 0:
         turn.set(done=worker.generation)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.job import PORT_SPAN, port_from
-from keepstep.core.launch import plan_worker
+from keepstep.core.launch import plan_server, plan_worker, servers_of, trains
 from keepstep.core.launch.multi_worker import tf_config
 from keepstep.core.policy import Policy
 from keepstep.intake.policy import load_policy
@@ -62,6 +62,65 @@ def test_tensorflow_is_told_how_long_to_wait_for_its_peers():
     policy = load_policy("default", ["coordination.lease=3s", "hang.first_step=5min"])
     values = dict(plan_worker(a_job(), 3, ADDRESSES, 1, policy)[1])
     assert (values["KEEPSTEP_HEARTBEAT_S"], values["KEEPSTEP_REGISTER_S"]) == ("6", "300")
+
+
+THREE = ("10.0.0.1:20003", "10.0.0.2:20003", "10.0.0.3:20503")
+
+
+def served(number=3, **changes):
+    """Role and number of each process, and its TF_CONFIG, in the whole world."""
+    job = a_job(strategy="parameter_server", hosts=("algo-1", "algo-2", "algo-3"))
+    policy = load_policy("default", [f"launch.{name}={value}" for name, value in changes.items()])
+    found = {"rank 0": json.loads(dict(plan_worker(job, number, THREE, 0, policy)[1])["TF_CONFIG"])}
+    for rank in range(3):
+        for task in servers_of(job, rank):
+            environment = dict(plan_server(job, number, THREE, task, policy)[1])
+            assert environment["KEEPSTEP_RANK"] == str(rank)
+            assert (environment.get("CUDA_VISIBLE_DEVICES") == "-1") == (task.role == "ps")
+            found[f"{task.role} {task.number}"] = json.loads(environment["TF_CONFIG"])
+    return found
+
+
+def test_each_host_has_a_parameter_server_the_first_the_chief_and_each_other_a_worker():
+    found = served()
+    assert set(found) == {"rank 0", "ps 0", "ps 1", "ps 2", "worker 0", "worker 1"}
+    assert all(config["cluster"] == found["rank 0"]["cluster"] for config in found.values())
+    assert found["rank 0"]["cluster"] == {
+        "chief": ["10.0.0.1:20003"],
+        "worker": ["10.0.0.2:20003", "10.0.0.3:20503"],
+        "ps": ["10.0.0.1:20253", "10.0.0.2:20253", "10.0.0.3:20753"],
+    }
+    assert found.pop("rank 0")["task"] == {"type": "chief", "index": 0}
+    assert {name: f"{each['task']['type']} {each['task']['index']}" for name, each in found.items()} == {
+        name: name for name in found
+    }
+
+
+def test_the_chief_is_called_what_the_policy_says():
+    found = served(chief="master")["rank 0"]
+    assert found["task"]["type"] == "master"
+    assert "chief" not in found["cluster"]
+
+
+def test_only_the_first_host_trains_with_parameter_servers():
+    job = a_job(strategy="parameter_server")
+    assert [trains(job, rank) for rank in (0, 1, 2)] == [True, False, False]
+    assert all(trains(a_job(strategy="multi_worker"), rank) for rank in (0, 1, 2))
+    assert servers_of(a_job(strategy="multi_worker"), 1) == ()
+
+
+@given(st.integers(1, 10**6))
+def test_a_host_has_two_ports_in_a_generation_and_none_of_its_neighbours(number):
+    def ports(of):
+        base = f"10.0.0.1:{port_from(20000, of)}"
+        config = json.loads(
+            dict(plan_worker(a_job(strategy="parameter_server"), of, (base,), 0, Policy())[1])["TF_CONFIG"]
+        )
+        return {int(each.rpartition(":")[2]) for role in ("chief", "ps") for each in config["cluster"][role]}
+
+    assert len(ports(number)) == 2
+    assert ports(number) <= set(range(20000, 20000 + PORT_SPAN))
+    assert ports(number) & ports(number + 1) == set()
 
 
 @given(st.integers(1, 10**6))

@@ -118,6 +118,26 @@ def test_the_budget_stops_with_the_workers_own_code():
     assert (verdict.restart, verdict.reason, verdict.exit_code) == (False, Reason.BUDGET_SPENT, 17)
 
 
+@pytest.mark.parametrize("code", [42, 143])
+def test_a_script_that_saved_and_went_costs_nothing(code):
+    """As TensorFlow's PreemptionCheckpointHandler does; unless it goes again and again at one step."""
+    policy, ledger = a_policy(budget="1 per 1h", same_step=3), (an_entry(a_failure(NOW - 1.0)),)
+    for step in range(5, 15):
+        verdict = judge(
+            policy, a_generation(ledger=ledger), a_failure(NOW, exit_code=code, error_type="", step=step), NOW
+        )
+        assert (verdict.restart, verdict.not_before) == (True, NOW)
+        ledger = verdict.ledger
+    assert not judge(policy, a_generation(ledger=ledger), a_failure(NOW, exit_code=1, step=20), NOW).restart
+    raised = a_failure(NOW, exit_code=code, step=20)
+    assert not judge(policy, a_generation(ledger=ledger), raised, NOW).restart
+    again = a_failure(NOW, exit_code=code, error_type="", step=20)
+    for restarts in (True, True, False):
+        verdict = judge(policy, a_generation(ledger=ledger), again, NOW)
+        assert verdict.restart == restarts
+        ledger = verdict.ledger
+
+
 def test_what_lies_before_a_committed_step_is_forgiven():
     """Training went on past it; a failure at that very step did not let it."""
     ledger = tuple(an_entry(a_failure(NOW - wait, step=step)) for wait, step in ((3.0, 7), (2.0, 8), (1.0, 9)))

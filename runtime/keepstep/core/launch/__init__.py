@@ -74,6 +74,8 @@ def plan_server(
         "KEEPSTEP_SERVER": task.role,
         "TF_CONFIG": parameter_server.tf_config(addresses, _second(addresses, generation), task, policy.launch.chief),
     }
+    if task.role == "ps":
+        environment["CUDA_VISIBLE_DEVICES"] = "-1"  # the GPUs are the chief's or the worker's on this host
     return _command(job), tuple(sorted(environment.items()))
 
 
