@@ -86,7 +86,7 @@ $(SDK2_STAMP):
 
 # Debian's Docker Engine, and what makes an image of Debian itself; the tests start an engine of their own.
 docker:
-	@if [ -x /usr/sbin/dockerd ] && [ -x /usr/bin/docker ] && command -v debootstrap docker-compose >/dev/null; then exit 0; fi; \
+	@if [ -x /usr/sbin/dockerd ] && [ -x /usr/bin/docker ] && [ -x /usr/sbin/debootstrap ] && [ -x /usr/bin/docker-compose ]; then exit 0; fi; \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
 	  docker.io docker-compose debootstrap >/dev/null
 

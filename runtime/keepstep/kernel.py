@@ -67,11 +67,11 @@ def hears(pid: int, number: int) -> bool:
     """Whether a process catches a signal, or waits for it; process 1 is not ended by one that it does not hear.
 
     Raises:
-        OSError: there is no such process.
+        OSError: it may not be looked at, or there is none.
     """
     with open(f"/proc/{pid}/status", "rb") as status:
         masks = [line.split()[1] for line in status if line.startswith((b"SigBlk:", b"SigCgt:"))]
-    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+    return not masks or any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
 def family(table: dict[int, Process], roots: list[int]) -> set[int]:

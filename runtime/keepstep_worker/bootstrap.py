@@ -3,6 +3,7 @@
     PYTHON -m keepstep_worker SCRIPT ARGS...         as PYTHON SCRIPT ARGS...
     PYTHON -m keepstep_worker -m MODULE ARGS...      as PYTHON -m MODULE ARGS...
     PYTHON -m keepstep_worker --exec PROGRAM ARGS... becomes another program, which no interpreter is looked into
+    PYTHON -m keepstep_worker --serve                TensorFlow's server of the task that TF_CONFIG names
 
 A script or a module leaves no trace that it could stumble over: sys.argv, sys.path[0], the namespace of `__main__`,
 exit codes, tracebacks and the end of the process are those of plain Python. A program such as a shell script passes on
@@ -63,6 +64,14 @@ def main() -> None:
         sys.exit(_EXIT_USAGE)
     if sys.argv[1] == "--exec":
         _execute(sys.argv[2:])
+    pid = os.getpid()
+    if sys.argv[1] == "--serve":
+        try:
+            _serve()
+        except BaseException as error:
+            _report(error, server, pid)
+            raise
+        return
     session: Session | None = None
     if identity.is_worker():
         with contextlib.suppress(OSError, ValueError, AttributeError):  # a stderr without a descriptor
@@ -75,7 +84,6 @@ def main() -> None:
             if held is not None:
                 held.hide(session.tell, environment)
     del sys.argv[0]
-    pid = os.getpid()
     try:
         if sys.argv[0] == "-m":
             _run_module()
@@ -120,6 +128,15 @@ def _instrument(session: Session) -> None:
         target: install(name) for target, name in wanted.items() if importlib.util.find_spec(name) is not None
     }
     hook.PostImport(installers, standby.LARGE, standby.Imports(session.tell).begin).install()
+
+
+def _serve() -> None:
+    """Be what TF_CONFIG says, without a script: TensorFlow's own server, until somebody ends it."""
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    server = tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id)
+    server.join()
 
 
 def _execute(command: list[str]) -> NoReturn:

@@ -151,6 +151,11 @@ class Dataset:
         self.ready_ns = time.monotonic_ns()
         return value
 
+    def skip(self) -> Position:
+        """Leave the next global batch out, on all ranks, and return the position after it."""
+        self.position, _ = next_batch(self.position, self.size, self._step_samples, self._drop_remainder)
+        return self.position
+
     @property
     def epoch(self) -> int:
         """The epoch that the newest batch came from, counted from 0."""

@@ -31,6 +31,8 @@ class Identity:
         failure_file: where the first error goes; "" for nowhere.
         stacks_file: where the threads' stacks go when they are asked for; "" for nowhere.
         instrument: "auto" or "off".
+        may_join: whether the script may report its steps.
+        skipped: steps whose batch is to be left out.
     """
 
     generation: int
@@ -43,6 +45,8 @@ class Identity:
     full_world: int = 0
     batch: str = KEEP_GLOBAL
     stacks_file: str = ""
+    skipped: frozenset[int] = frozenset()
+    may_join: bool = True
 
 
 def is_worker(environ: Mapping[str, str] = os.environ) -> bool:
@@ -84,6 +88,8 @@ def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
         full_world=number("KEEPSTEP_FULL_WORLD", 0),
         batch=batch,
         stacks_file=environ.get("KEEPSTEP_STACKS_FILE", ""),
+        may_join=environ.get("KEEPSTEP_JOIN", "on") != "off",
+        skipped=_numbers(environ.get("KEEPSTEP_SKIP", "")),
     )
 
 
@@ -94,6 +100,13 @@ def parent_pid(environ: Mapping[str, str] = os.environ) -> int:
         IdentityError: it is no number.
     """
     return _number(environ, "KEEPSTEP_PARENT_PID", 0)
+
+
+def _numbers(text: str) -> frozenset[int]:
+    try:
+        return frozenset(int(word) for word in text.split(",") if word)
+    except ValueError:
+        raise IdentityError(f"KEEPSTEP_SKIP is {text!r}, wanted numbers of steps") from None
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None) -> int:

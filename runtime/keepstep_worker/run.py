@@ -22,9 +22,18 @@ _METRIC = re.compile("[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 def join() -> Run:
-    """Join the training that the agent runs; outside keepstep, one that nobody watches."""
+    """Join the training that the agent runs; outside keepstep, one that nobody watches.
+
+    Raises:
+        RuntimeError: it is one whose variables are on parameter servers.
+    """
     session = Session.current()
     if session is not None:
+        if not session.identity.may_join:
+            raise RuntimeError(
+                "join() is not for parameter servers: what they hold can not be snapshotted by the chief; "
+                "write checkpoints into the watched folder, as tf.train.CheckpointManager does"
+            )
         session.join("loop")
     return Run(session)
 
@@ -215,6 +224,8 @@ class Run:
             step = self.step + 1
             if session is not None:
                 session.enter_step(step, last_step)
+                if step in session.identity.skipped:
+                    self._leave_out(step)
             try:
                 yield step
             except GeneratorExit:  # the loop was left
@@ -226,6 +237,12 @@ class Run:
                 session.complete_step(step, self._times(session))
         if session is not None:
             session.finish()
+
+    def _leave_out(self, step: int) -> None:
+        """Have the first dataset go past the batch that it would give next."""
+        for data in self._datasets[:1]:
+            epoch, offset = data.skip()
+            print(f"keepstep: step {step}: a batch is left out, up to sample {offset} of epoch {epoch}", flush=True)
 
     def _times(self, session: Session) -> StepTimes:
         ready_ns = max((data.ready_ns for data in self._datasets), default=0)

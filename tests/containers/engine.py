@@ -19,6 +19,7 @@ KEPT = ROOT / "build" / "containers"
 
 DEBIAN, BASE, IMAGE = "keepstep-debian:12", "keepstep-base", "keepstep"
 START_S = 60.0
+_PID = KEPT / "engine.pid"
 _SUITE = "bookworm"
 _POLL_S = 0.05
 
@@ -71,10 +72,11 @@ def engine() -> Iterator[Engine]:
         NoEngineError: it does not start.
     """
     KEPT.mkdir(parents=True, exist_ok=True)
+    _end_former()
     with tempfile.TemporaryDirectory(prefix="engine-") as place:
         socket = Path(place) / "docker.sock"  # a path of a socket must be short
         words = [
-            *("/usr/sbin/dockerd", "--host", f"unix://{socket}", "--pidfile", f"{place}/pid"),
+            *("/usr/sbin/dockerd", "--host", f"unix://{socket}", "--pidfile", str(_PID)),
             *("--data-root", str(KEPT / "engine"), "--exec-root", f"{place}/exec"),
             *("--iptables=false", "--ip6tables=false"),
         ]
@@ -96,6 +98,18 @@ def engine() -> Iterator[Engine]:
                 kernel.kill(pid)
             daemon.kill()
             daemon.wait(30)
+
+
+def _end_former() -> None:
+    """End a daemon that a run of the tests has left behind when it was killed: it holds the images."""
+    with contextlib.suppress(OSError, ValueError):
+        pid = int(_PID.read_text())
+        if b"dockerd" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            for each in (pid, *kernel.family(kernel.processes(), [pid])):
+                kernel.kill(each)
+            give_up = time.monotonic() + START_S
+            while kernel.is_alive(pid) and time.monotonic() < give_up:
+                time.sleep(_POLL_S)
 
 
 def _wait_until_it_answers(found: Engine, daemon: subprocess.Popen[bytes]) -> None:

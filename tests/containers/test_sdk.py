@@ -61,6 +61,8 @@ def sdk_run(cluster: Cluster, folder: Path, venv: str, words: Sequence[str]) -> 
         for pid in (run.pid, *kernel.family(kernel.processes(), [run.pid])):
             kernel.kill(pid)
         run.wait(DEADLINE_S)
+        for name in names_of(cluster):  # which no SDK that was killed has taken down
+            cluster.engine.run("rm", "--force", "--volumes", name, check=False)
 
 
 def wait_for(run: subprocess.Popen[bytes], look: Callable[[], object], folder: Path, what: str) -> None:

@@ -79,6 +79,23 @@ def test_a_death_costs_steps_and_no_bit(fault: str, script: str, undisturbed: Re
     assert differences(run.results(), undisturbed) == []
 
 
+@pytest.mark.more
+@pytest.mark.parametrize("script", ["loop.py"], indirect=True)
+def test_a_batch_that_no_step_survives_is_left_out(script: str, tmp_path: Path) -> None:
+    """At the third time, on all ranks alike; the next step of that epoch is the one after it."""
+    options = (*SNAPSHOTS, "--set", "restart.bad_batch=skip", "--set", "restart.same_step=3")
+    with LocalRun(tmp_path / "run", script, ["--steps=9", "--poison=7"], options) as run:
+        assert run.wait() == 0, run.told()
+        assert run.left() == []
+    assert (run.summary()["steps"], run.summary()["restarts"]) == (9, 3), run.told()
+    skipped = [detail for name in run.names for reason, detail in run.notes(name) if reason == "batch_skipped"]
+    assert len(skipped) == 1
+    assert "at step 7 " in skipped[0], skipped
+    for rank, name in enumerate(run.names):
+        told = f"[{name} rank {rank}] keepstep: step 7: a batch is left out, up to sample 112 of epoch 0"
+        assert told in run.log(name)
+
+
 def test_workers_that_were_standbys_train_as_others_do(script: str, undisturbed: Results, tmp_path: Path) -> None:
     """Both have their imports behind them when worker 1 is killed."""
     gate = tmp_path / "gate"

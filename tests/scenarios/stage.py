@@ -252,13 +252,13 @@ class Stage(Watched, Operated):
         action = self._under_way.popleft()
         self.happens(e.SnapshotUnwanted(action.operation) if how == "late" else self._fetched(action))
 
-    def joins(self) -> None:
-        """The worker enters `fit`, gets its slabs and restores."""
+    def joins(self, how: str = "fit") -> None:
+        """The worker enters `fit`, or a `loop` of its own, gets its slabs and restores."""
         step = self.state.restore[1] if self.state.restore is not None else 0
         self.entered = step + 1
         self.happens(e.WorkerStarted(self.worker, 4711))
         self.happens(e.WorkerHello(self.worker))
-        self.happens(e.WorkerJoined(self.worker, "fit"))
+        self.happens(e.WorkerJoined(self.worker, how))
         self.happens(e.LayoutAnnounced(self.worker, 1, 100))
         self.happens(e.WorkerRestored(self.worker, step, 0.1))
 
@@ -303,9 +303,9 @@ class Stage(Watched, Operated):
     def dies(self, signal: str = "9") -> None:
         self.happens(self._exit(signal=int(signal)))
 
-    def server_dies(self, number: str) -> None:
-        """A process that serves the chief is killed."""
-        self.happens(e.WorkerExited(f"one.s{number}", self.now, signal=9))
+    def server_dies(self, number: str, why: str = "") -> None:
+        """A process that serves the chief is killed, or runs `out_of_memory`."""
+        self.happens(e.WorkerExited(f"one.s{number}", self.now, signal=9, out_of_memory=why == "out_of_memory"))
 
     def server_ends(self, number: str) -> None:
         """Its script comes to an end by itself."""
@@ -375,12 +375,12 @@ class Stage(Watched, Operated):
         members = (Member("algo-1", "long ago"), Member("algo-2", "long ago, too"))
         self.write(GenerationRecord(6, Phase.ENDED, "long ago", members, exit_code=143, verdict="interrupted"))
 
-    def trains(self, step: str = "8") -> None:
+    def trains(self, step: str = "8", how: str = "fit") -> None:
         """From power-on to a world of which `step` is completed and sealed."""
         self.starts()
         if self.peer is not None:
             self.peer_("arrives")
-        self.joins()
+        self.joins(how)
         self.steps(step)
 
     def _exit(self, **how: object) -> e.WorkerExited:

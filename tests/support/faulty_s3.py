@@ -13,6 +13,7 @@ import http.client
 import random
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import Counter
@@ -58,7 +59,7 @@ class FaultyS3:
         class Handler(_Handler):
             faults = proxy
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
 
     @property
@@ -102,6 +103,13 @@ class FaultyS3:
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self._target, timeout=60)
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say what went wrong, unless the client is gone: those that are killed hang up in mid-request."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -103,7 +103,8 @@ def _process(subject: Subject) -> Iterator[Finding]:
         fix = "start it by `exec keepstep ...`, or make it the image's ENTRYPOINT in exec form"
         yield Finding("process", "bad", found, fix)
     else:
-        yield Finding("process", "ok", "a SIGTERM of the platform would be heard")
+        heard = "process 1 hears SIGTERM" if deaf == "" else "who gets SIGTERM can be seen in a training container only"
+        yield Finding("process", "ok", heard)
 
 
 def _hosts(subject: Subject) -> Iterator[Finding]:

@@ -260,7 +260,8 @@ def open_metrics(policy: Policy, scratch: Path) -> Metrics:
         ) from error
     try:
         scratch.mkdir(parents=True, exist_ok=True)
-        (scratch / "metrics").write_text(f"{host}:{metrics.port}", encoding="utf-8")
+        (scratch / "metrics.new").write_text(f"{host}:{metrics.port}", encoding="utf-8")
+        (scratch / "metrics.new").replace(scratch / "metrics")
     except OSError as error:
         raise ConfigError(
             f"{scratch}: {error.strerror}", "a folder that can be written", key="--scratch-dir"

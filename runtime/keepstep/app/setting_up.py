@@ -113,14 +113,20 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
     return Setup(options, contract, policy, job, store, environment, places)
 
 
-def deaf_process(paths: Paths) -> str:
-    """The name of a training container's process 1 where it hears no SIGTERM; empty where it does.
+def deaf_process(paths: Paths) -> str | None:
+    """The name of a training container's process 1 where it hears no SIGTERM; empty where it does, None where it
+    can not be looked at, and elsewhere.
 
     The platform sends the signal to process 1 alone, and the kernel drops what that one has no handler for.
     """
-    if paths.base != BASE or not paths.input_config.is_dir() or kernel.hears(1, signal.SIGTERM):
-        return ""
-    command = Path("/proc/1/cmdline").read_bytes().split(b"\0")
+    if paths.base != BASE or not paths.input_config.is_dir():
+        return None
+    try:
+        if kernel.hears(1, signal.SIGTERM):
+            return ""
+        command = Path("/proc/1/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
     return os.path.basename(os.fsdecode(command[0])) or "?"
 
 

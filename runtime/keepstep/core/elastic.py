@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keepstep.core.launch.parameter_server import SERVED
 from keepstep.core.records import GenerationRecord, Member
 from keepstep.core.state import Turn
 
@@ -9,8 +10,9 @@ from keepstep.core.state import Turn
 def limits(turn: Turn) -> tuple[int, int]:
     """The fewest and the most hosts that may train together; `all` is as many as the job has."""
     whole, wanted = len(turn.state.job.hosts), turn.state.policy.elastic.hosts
-    low = whole if wanted.min == "all" else min(wanted.min, whole)
-    return low, whole if wanted.max == "all" else min(wanted.max, whole)
+    least = 2 if turn.state.job.strategy in SERVED else 1  # a chief alone has nobody to serve it
+    low = whole if wanted.min == "all" else min(max(wanted.min, least), whole)
+    return low, whole if wanted.max == "all" else min(max(wanted.max, least), whole)
 
 
 def wanted_hosts(turn: Turn) -> int:

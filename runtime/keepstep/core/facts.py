@@ -22,6 +22,7 @@ class Worker:
     """One process of this host, from the order to start it until its exit was reported.
 
     Attributes:
+        loops: it joined as a loop of the script's own, whose data may be keepstep's.
         activity: what it was last known to be about; `sign_at`: when it last showed that it gets on.
         looked_at: when it was last looked at because it did not; `stall` is what was found.
         slow_s: what the slowest of its recent steps took.
@@ -33,6 +34,7 @@ class Worker:
     started_at: float
     greeted: bool = False
     joined: bool = False
+    loops: bool = False
     restored: bool = False
     entered: int = 0
     completed: int = 0
@@ -65,6 +67,15 @@ class Server:
     number: int
     stopping: bool = False
     ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A server was replaced at `at`, unix seconds, by a rule that may have a budget of its own."""
+
+    generation: int
+    at: float
+    rule: str
 
 
 @dataclass(frozen=True, slots=True)

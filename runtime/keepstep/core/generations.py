@@ -10,6 +10,7 @@ from keepstep.core import distrust, elastic, files, hang, leaving, pausing, savi
 from keepstep.core.actions import ReadHead, WatchAll
 from keepstep.core.causes import FailureCause
 from keepstep.core.events import HeadRead
+from keepstep.core.launch.parameter_server import SERVED
 from keepstep.core.reasons import Reason
 from keepstep.core.records import (
     AckRecord,
@@ -22,7 +23,7 @@ from keepstep.core.restarts import describe, judge, root_cause
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
 from keepstep.core.view import acks_of, acks_of_fresh, leavers
-from keepstep.core.world import durable_step, end, saved_text, statuses_of, store_answers
+from keepstep.core.world import durable_step, end, is_done, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
 FIRST_SNAPSHOT_EVERY = 8
@@ -64,6 +65,8 @@ def on_head_read(turn: Turn, event: HeadRead) -> None:
 def why_broken(turn: Turn, generation: GenerationRecord) -> Reason | None:
     """Why a ready generation can not go on; None while it can."""
     nodes, tally = turn.state.cluster.nodes, turn.state.cluster.tally
+    if turn.state.job.strategy in SERVED and is_done(turn, generation):
+        return None
     if tally.gone:
         lost = any(member.host not in nodes for member in generation.members)
         return Reason.NODE_LOST if lost else Reason.NODE_REPLACED
@@ -134,6 +137,7 @@ def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
         ledger=base.ledger,
         restarts=base.restarts,
         save_s=base.save_s,
+        skipped=base.skipped,
         falls=base.falls,
         distrusted=base.distrusted,
         served=base.served,
@@ -227,7 +231,7 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
     at_hand = bool(held) or files.has_own(turn, generation)
     if not know_head(turn) and not (at_hand and not turn.state.store.available):
         return
-    if turn.state.store.available and distrust.changes(turn, generation, root, records):
+    if turn.state.store.available and not verdict.skip and distrust.changes(turn, generation, root, records):
         know_head(turn)
         return
     resume, reason = choose_resume(turn, held)
@@ -242,7 +246,8 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
         lost_steps=max(0, max(ack.completed for ack in records) - start) if root is not None else 0,
         ledger=verdict.ledger,
         restarts=generation.restarts + (1 if root is not None else 0),
-        falls=distrust.falls_of(generation, root, records),
+        skipped=(*generation.skipped, verdict.skip) if verdict.skip else generation.skipped,
+        falls=() if verdict.skip else distrust.falls_of(generation, root, records),  # the state was not to blame
         root=root,
         leaving=(),
         settled=generation.number,

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from keepstep.core import events as e
 from keepstep.core.facts import Worker
-from keepstep.core.records import Phase
+from keepstep.core.records import GenerationRecord, Phase
 from keepstep.core.stalls import Activity
 from keepstep.core.state import State
 from keepstep.core.values import evolve
@@ -120,11 +120,17 @@ def bucket_of(state: State, now: float) -> Bucket:
         if state.orders is not None and state.orders.hold:
             return Bucket.DRAIN
         return _of_worker(state, worker, now)
-    if generation is not None and generation.phase is Phase.READY and state.servers:
+    if any(server.stopping for server in state.servers):
+        return Bucket.STOP
+    if generation is not None and generation.phase is Phase.READY and _serves(state, generation):
         return Bucket.PRODUCTIVE
     if generation is not None and generation.phase is Phase.READY:
         return Bucket.RESTORE if generation.rank_of(state.job.host) >= 0 else Bucket.IDLE
-    return Bucket.AGREE if state.spawns else Bucket.START
+    return Bucket.AGREE if state.spawns or state.serves else Bucket.START
+
+
+def _serves(state: State, generation: GenerationRecord) -> bool:
+    return any(server.generation == generation.number and not server.ended for server in state.servers)
 
 
 def _of_worker(state: State, worker: Worker, now: float) -> Bucket:

@@ -22,7 +22,7 @@ class JobSpec:
         address: where other hosts reach this one's workers.
         port_base: first of `PORT_SPAN` ports that the workers of successive generations listen on in turn.
         run: nonce of this run, part of object names in the store.
-        strategy: plain, mirrored, multi_worker or parameter_server; `auto` is resolved before the core sees it.
+        strategy: plain, mirrored, multi_worker or one of parameter servers; `auto` is resolved before the core sees it.
         python: the user's interpreter.
         script: what runs: a path as the script is to see it, or the module's name.
         arguments: the script's arguments.

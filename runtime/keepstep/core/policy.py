@@ -33,13 +33,9 @@ Response = Literal["restart", "stop", "exit"]
 class Launch(Section):
     """How workers are started."""
 
-    strategy: Literal["auto", "plain", "mirrored", "multi_worker", "parameter_server"] = knob(
+    strategy: Literal["auto", "plain", "mirrored", "multi_worker", "parameter_server", "parameter_server_v1"] = knob(
         "auto", "How the script is distributed; auto asks the platform, the hosts and the GPUs.", unit="name",
         failure="a script started for another world than its own",
-    )  # fmt: skip
-    chief: Literal["chief", "master"] = knob(
-        "chief", "What TF_CONFIG calls the first worker of parameter servers: TensorFlow 1 says master.", unit="name",
-        failure="a script that does not find its role",
     )  # fmt: skip
     instrument: Literal["auto", "off"] = knob(
         "auto", "Whether Model.fit of an unchanged script reports its steps, is snapshotted and resumed.", unit="name",
@@ -87,6 +83,10 @@ class Restart(Section):
     same_step: int = knob(
         3, "The same first error at the same step this often ends the job.", unit="count",
         failure="a bug of the script that no restart heals", ge=2, le=100, strict=True,
+    )  # fmt: skip
+    bad_batch: Literal["stop", "skip"] = knob(
+        "stop", "What to do then: end the job, or once leave out that step's batch, where `run.dataset` gives it.",
+        unit="name", failure="a night lost to one sample that no step survives",
     )  # fmt: skip
 
 

@@ -90,6 +90,7 @@ class Reason(StrEnum):
     POLICY_STOPS = "policy_stops"
     BUDGET_SPENT = "budget_spent"
     CEILING_REACHED = "ceiling_reached"
+    BATCH_SKIPPED = "batch_skipped"
     SAME_STEP_AGAIN = "same_step_again"
     LEAVING = "leaving"
     OPERATION_FAILED = "operation_failed"

@@ -52,6 +52,7 @@ class Failure:
         rank: rank of the worker, -1 where no worker is to blame.
         step: step the worker had entered.
         victim: the error follows from another worker's death.
+        in_loop: it was raised in a step of a loop of the script's own.
         files: number of the newest checkpoint that the script had written by itself: its way of getting on.
     """
 
@@ -65,6 +66,7 @@ class Failure:
     error_type: str = ""
     message: str = ""
     victim: bool = False
+    in_loop: bool = False
     files: int = 0
 
     @property
@@ -159,6 +161,7 @@ class GenerationRecord:
         save_s: seconds that a save takes, 0 where none was measured yet.
         ledger: failures within the budget's window.
         restarts: restarts of this job, planned ones left out.
+        skipped: steps whose batch is left out, since it was fatal again and again.
         falls: the state that the last worlds began with, once for each of them that died before it completed a step.
         distrusted: states that are not to be gone on from, since worlds died of them at once.
         run: nonce of the run, part of object names in the store.
@@ -187,6 +190,7 @@ class GenerationRecord:
     save_s: float = 0.0
     ledger: tuple[LedgerEntry, ...] = ()
     restarts: int = 0
+    skipped: tuple[int, ...] = ()
     falls: tuple[Resume, ...] = ()
     distrusted: tuple[Resume, ...] = ()
     run: str = ""

@@ -60,6 +60,7 @@ class Verdict:
         restart: False ends the job with `exit_code`.
         ledger: the failures charged from now on.
         not_before: unix seconds before which the next generation must not start.
+        skip: the step whose batch is to be left out; 0 for none.
     """
 
     restart: bool
@@ -67,6 +68,7 @@ class Verdict:
     ledger: tuple[LedgerEntry, ...]
     not_before: float = 0.0
     exit_code: int = 0
+    skip: int = 0
 
 
 def classify_exit(host: str, rank: int, event: WorkerExited) -> Failure:
@@ -131,8 +133,7 @@ def judge(policy: Policy, generation: GenerationRecord, root: Failure | None, no
     A restart without a failure is a planned one and costs nothing. A failure before the step `passed`, which is
     committed, costs nothing any more: training went on beyond it.
     """
-    window_s = max([policy.restart.budget.window_s, *(rule.budget.window_s for rule in policy.failures if rule.budget)])
-    ledger = tuple(e for e in generation.ledger if e.at > now - window_s and e.step >= passed)
+    ledger = tuple(e for e in generation.ledger if e.at > now - longest_window_s(policy) and e.step >= passed)
     if root is None:
         return Verdict(True, Reason.RESTART_ALLOWED, ledger)
     code = exit_code_of(root)
@@ -143,7 +144,9 @@ def judge(policy: Policy, generation: GenerationRecord, root: Failure | None, no
     if rule.respond == "stop":
         return Verdict(False, Reason.POLICY_STOPS, ledger, exit_code=code)
     same = sum(1 for e in ledger if e.signature == root.signature and e.step == root.step)
-    if root.cause not in _OF_THE_PLATFORM and same + 1 >= policy.restart.same_step:
+    crash_loop = root.cause not in _OF_THE_PLATFORM and same + 1 >= policy.restart.same_step
+    skip = root.step if crash_loop and _may_skip(policy, generation, root) else 0
+    if crash_loop and not skip:
         return Verdict(False, Reason.SAME_STEP_AGAIN, ledger, exit_code=code)
     clean = is_clean_stop(root) and rule.budget is None
     if not clean and _is_spent(policy, rule, ledger, now):
@@ -152,7 +155,20 @@ def judge(policy: Policy, generation: GenerationRecord, root: Failure | None, no
         return Verdict(False, Reason.CEILING_REACHED, ledger, exit_code=code)
     wait_s = backoff_s(policy, sum(1 for e in ledger if e.rule != _FREE))
     charged = (*ledger, LedgerEntry(root.at, root.cause, root.signature, root.step, _FREE if clean else rule.own))
-    return Verdict(True, Reason.RESTART_ALLOWED, charged, root.at if clean else root.at + wait_s)
+    reason = Reason.BATCH_SKIPPED if skip else Reason.RESTART_ALLOWED
+    return Verdict(True, reason, charged, root.at if clean else root.at + wait_s, skip=skip)
+
+
+def _may_skip(policy: Policy, generation: GenerationRecord, root: Failure) -> bool:
+    """Whether the batch of the step may be what is wrong: an exception in it, and it was not left out already."""
+    raised = root.cause is FailureCause.USER_CODE and bool(root.error_type) and root.in_loop
+    return raised and policy.restart.bad_batch == "skip" and root.step not in generation.skipped
+
+
+def longest_window_s(policy: Policy) -> float:
+    """Of all budgets, seconds: what lies before it counts for none."""
+    own = (rule.budget.window_s for rule in policy.failures if rule.budget)
+    return max([policy.restart.budget.window_s, *own])
 
 
 def is_clean_stop(failure: Failure) -> bool:

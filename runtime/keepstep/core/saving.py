@@ -10,7 +10,7 @@ from keepstep.core.records import AckRecord, GenerationRecord, UploadRecord
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
 from keepstep.core.view import common_held
-from keepstep.core.world import durable_step, end, gave_up_saving, saved_text, statuses_of, store_answers
+from keepstep.core.world import durable_step, end, gave_up_saving, is_done, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
 STALL_RATIO_MAX = 0.005
@@ -34,7 +34,7 @@ def steer(turn: Turn, generation: GenerationRecord) -> None:
         )
         turn.put(record, Reason.CHECKPOINT_COMMITTED, f"step {durable}")
         return
-    if turn.state.cluster.tally.done == len(generation.members):
+    if is_done(turn, generation):
         _finish(turn, generation)
     elif turn.interrupted:
         _drain(turn, generation)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from keepstep.core.actions import StartServer, StopWorker
 from keepstep.core.events import WorkerExited
-from keepstep.core.facts import Recovery, Server
+from keepstep.core.facts import Recovery, Replacement, Server
 from keepstep.core.launch import plan_server, servers_of
 from keepstep.core.membership import is_registered
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Failure, GenerationRecord, Phase
-from keepstep.core.restarts import backoff_s, classify_exit
+from keepstep.core.restarts import backoff_s, classify_exit, longest_window_s
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
 from keepstep.core.view import addresses_of
@@ -34,16 +34,22 @@ def start(turn: Turn) -> None:
     if generation is None or generation.phase is not Phase.READY or not turn.is_member or not is_registered(turn):
         return
     failed = state.failure is not None and state.failure_generation == generation.number
-    if turn.interrupted or generation.pause or failed or any(server.stopping for server in state.servers):
+    if (
+        failed
+        or state.done == generation.number
+        or turn.interrupted
+        or generation.pause
+        or any(server.stopping for server in state.servers)
+    ):
         return
     rank = generation.rank_of(state.job.host)
     for task in servers_of(state.job, rank):
         lives = [s for s in state.servers if (s.generation, s.role, s.number) == (generation.number, *task)]
-        if not lives and _is_due(turn):
+        if not lives and (task.role == "ps" or _is_due(turn, generation)):
             server = Server(f"{state.job.node_id}.s{turn.state.serves}", generation.number, rank, *task)
             kept = tuple(each for each in turn.state.servers if each.generation == generation.number)
             turn.set(servers=(*kept, server), serves=turn.state.serves + 1)
-            plan = plan_server(state.job, generation.number, addresses_of(generation), task, state.policy)
+            plan = plan_server(state.job, generation.number, addresses_of(generation), task)
             title = f"{task.role} {task.number}"
             turn.do(
                 StartServer(server.server_id, title, *plan),
@@ -52,18 +58,14 @@ def start(turn: Turn) -> None:
             )
 
 
-def _is_due(turn: Turn) -> bool:
+def _is_due(turn: Turn, generation: GenerationRecord) -> bool:
     """Whether the next replacement may be made now; wakes the node where it may not."""
-    replaced = _recent(turn)
-    due_at = replaced[-1] + backoff_s(turn.state.policy, len(replaced) - 1) if replaced else turn.now
+    since = turn.now - turn.state.policy.restart.budget.window_s
+    here = [each.at for each in turn.state.replaced if each.generation == generation.number and each.at > since]
+    due_at = here[-1] + backoff_s(turn.state.policy, len(here) - 1) if here else turn.now
     if turn.now < due_at:
         turn.wake(due_at)
     return turn.now >= due_at
-
-
-def _recent(turn: Turn) -> tuple[float, ...]:
-    window_s = turn.state.policy.restart.budget.window_s
-    return tuple(at for at in turn.state.replaced if at > turn.now - window_s)
 
 
 def on_exited(turn: Turn, event: WorkerExited) -> bool:
@@ -76,24 +78,32 @@ def on_exited(turn: Turn, event: WorkerExited) -> bool:
     if server.stopping:
         turn.set(servers=others)
         turn.because(Reason.WORKER_STOPPED, event.worker_id)
-    elif event.exit_code == 0:
+    elif event.exit_code == 0:  # should the chief miss it, the chief says so
         turn.set(servers=(*others, evolve(server, ended=True)))
         turn.because(Reason.WORKER_DONE, title)
+    elif turn.state.done == server.generation:  # the chief here needs nobody any more
+        turn.set(servers=others)
+        turn.because(Reason.WORKER_STOPPED, title)
     else:
         turn.set(servers=others)
-        failure = classify_exit(turn.state.job.host, server.rank, event)
-        why = f"{title}: {failure.cause.value} {failure.error_type}".strip()
-        replaced = _recent(turn)
-        if server.role == "worker" and len(replaced) < turn.state.policy.restart.budget.count:
-            turn.set(replaced=(*replaced, turn.now))
-            turn.because(Reason.SERVER_REPLACED, why)
-        else:
-            _fail(turn, server, failure, why)
+        # of the training's progress it knows nothing: no two of its failures are the same one again
+        _fails(turn, server, evolve(classify_exit(turn.state.job.host, server.rank, event), files=server.generation))
     return True
 
 
-def _fail(turn: Turn, server: Server, failure: Failure, why: str) -> None:
-    """The world can not go on without it."""
+def _fails(turn: Turn, server: Server, failure: Failure) -> None:
+    """A worker is replaced, as often as the policy restarts from such a failure; without others no world goes on."""
+    why = f"{server.role} {server.number}: {failure.cause.value} {failure.error_type}".strip()
+    policy = turn.state.policy
+    rule = policy.rule_for(failure.cause, failure.exit_code)
+    budget = rule.budget or policy.restart.budget
+    kept = tuple(each for each in turn.state.replaced if each.at > turn.now - longest_window_s(policy))
+    recent = (each for each in kept if each.rule == rule.own and each.at > turn.now - budget.window_s)
+    spent = sum(1 for _ in recent) >= budget.count
+    if server.role == "worker" and rule.respond == "restart" and not spent:
+        turn.set(replaced=(*kept, Replacement(server.generation, turn.now, rule.own)))
+        turn.because(Reason.SERVER_REPLACED, why)
+        return
     turn.set(failure=failure, failure_generation=server.generation)
     if turn.state.recovery is None:
         turn.set(recovery=Recovery(fault_at=failure.at, learnt_at=turn.now))

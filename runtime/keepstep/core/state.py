@@ -10,7 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keepstep.core.actions import Action, Put, RevokeLease, StopWorker, WriteFailure, WriteOrders
-from keepstep.core.facts import FilesView, Interruption, Lease, Recovery, Server, Slab, Standbys, StoreView, Worker
+from keepstep.core.facts import (
+    FilesView,
+    Interruption,
+    Lease,
+    Recovery,
+    Replacement,
+    Server,
+    Slab,
+    Standbys,
+    StoreView,
+    Worker,
+)
 from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
 from keepstep.core.reasons import Reason
@@ -24,7 +35,7 @@ class State:
     """Everything one node knows.
 
     Attributes:
-        replaced: when servers were replaced within their generation; `serves` counts all that were started.
+        replaced: servers that were replaced within their generation; `serves` counts all that were started.
         spawned: the newest generation for which a worker was started here.
         done: the generation whose worker exited with 0 here.
         failure: what went wrong here in `failure_generation`.
@@ -55,7 +66,7 @@ class State:
     cluster: Cluster = field(default_factory=Cluster)
     workers: tuple[Worker, ...] = ()
     servers: tuple[Server, ...] = ()
-    replaced: tuple[float, ...] = ()
+    replaced: tuple[Replacement, ...] = ()
     serves: int = 0
     standbys: Standbys = field(default_factory=Standbys)
     slabs: tuple[Slab, ...] = ()

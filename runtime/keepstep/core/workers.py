@@ -85,6 +85,8 @@ def start(turn: Turn) -> None:
     write_orders(turn)
     full, number = limits(turn)[1], generation.number
     command, environment = plan_worker(state.job, number, addresses_of(generation), rank, state.policy, full)
+    if generation.skipped:
+        environment = (*environment, ("KEEPSTEP_SKIP", ",".join(map(str, generation.skipped))))
     turn.do(
         StartWorker(worker_id, number, rank, command, environment, taken),
         Reason.WORKER_STARTS,
@@ -222,7 +224,7 @@ def on_worker_joined(turn: Turn, event: WorkerJoined) -> None:
     """It entered an instrumented `fit`, or called `join()`: steps will be reported."""
     if _known(turn, event.worker_id) is None:
         return
-    turn.set_worker(event.worker_id, joined=True)
+    turn.set_worker(event.worker_id, joined=True, loops=event.how == "loop")
     hang.sign(turn, event.worker_id)
     turn.set(files=evolve(turn.state.files, heard=True))
     recovery = turn.state.recovery
@@ -318,7 +320,9 @@ def on_worker_exited(turn: Turn, event: WorkerExited) -> None:
         turn.set(done=worker.generation)
         turn.because(Reason.WORKER_DONE, f"rank {worker.rank}")
     else:
-        failure = evolve(classify_exit(state.job.host, worker.rank, event), files=state.files.number)
+        in_loop = worker.loops and event.entered > event.completed
+        failure = classify_exit(state.job.host, worker.rank, event)
+        failure = evolve(failure, files=state.files.number, in_loop=in_loop)
         turn.set(failure=failure, failure_generation=worker.generation)
         if state.recovery is None:
             turn.set(recovery=Recovery(fault_at=failure.at, learnt_at=turn.now))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from keepstep.core.actions import Measure, Report
+from keepstep.core.launch.parameter_server import SERVED
 from keepstep.core.reasons import Reason
-from keepstep.core.records import Failure, GenerationRecord, Phase, StatusRecord
+from keepstep.core.records import Failure, GenerationRecord, Phase, Standing, StatusRecord
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
 
@@ -17,6 +18,14 @@ def statuses_of(turn: Turn, generation: GenerationRecord) -> dict[str, StatusRec
         if seen is not None and seen.record.node_id == member.node_id and seen.record.generation == generation.number:
             found[member.host] = seen.record
     return found
+
+
+def is_done(turn: Turn, generation: GenerationRecord) -> bool:
+    """Whether the training has come to its end: every worker has, or the one that all others serve."""
+    if turn.state.cluster.tally.done == len(generation.members):
+        return True
+    chief = statuses_of(turn, generation).get(generation.members[0].host) if generation.members else None
+    return turn.state.job.strategy in SERVED and chief is not None and chief.standing is Standing.DONE
 
 
 def end(

@@ -49,7 +49,7 @@ class Checkers:
         if state.exit_code == ExitCode.TOO_FEW_HOSTS:
             self.world.gives_up(host)
         for action in decision.actions:
-            if isinstance(action, a.StartWorker | a.Put):
+            if isinstance(action, a.StartWorker | a.StartServer | a.Put):
                 lease = state.lease
                 if lease is None or host.now() >= lease.deadline:
                     self.violation(f"action without a lease on {host.name}: {type(action).__name__}")

@@ -20,7 +20,7 @@ import keepstep_worker as keepstep
 sys.path.insert(0, str(Path(__file__).parent))
 from common import FEATURES, build_model, final_variables, keras, make_data, pass_gate
 
-BATCH = 16
+BATCH, SAMPLES, SEED = 16, 150, 7
 
 
 def main() -> None:
@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--pause", type=float, default=0.02, help="seconds that each step takes longer")
+    parser.add_argument("--poison", type=int, default=0, help="step whose batch has a sample that no step survives")
     parser.add_argument("--gate", help="see common.py")
     args = parser.parse_args()
     several = bool(os.environ.get("TF_CONFIG"))
@@ -53,10 +54,17 @@ def main() -> None:
         return strategy.run(replica, args=batch)
 
     run = keepstep.join()
-    data = run.dataset(make_data(150), global_batch=BATCH, seed=7, strategy=strategy)
+    x, y = make_data(SAMPLES)
+    if args.poison:
+        order = np.random.Generator(np.random.Philox(key=[SEED, 0])).permutation(SAMPLES)
+        x[order[(args.poison - 1) * BATCH]] = np.nan
+    data = run.dataset((x, y), global_batch=BATCH, seed=SEED, strategy=strategy)
     run.track(model=model, optimizer=optimizer, data=data)
     for step in run.steps(args.steps):
-        train_step(next(data))
+        batch = next(data)
+        if args.poison and np.isnan(batch[0].numpy()).any():
+            raise ValueError("a sample is broken")
+        train_step(batch)
         time.sleep(args.pause)
         pass_gate(step)
     np.savez(args.out / f"{run.rank}.npz", position=np.array(data.position), **final_variables(model, optimizer))

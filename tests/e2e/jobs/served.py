@@ -42,9 +42,13 @@ def train(strategy: tf.distribute.ParameterServerStrategy, args: argparse.Namesp
             tf.linalg.matmul(tf.random.normal((64, 64)), tf.random.normal((64, 64)))
         count.assign_add(1)
 
+    # the chief writes and reads all of it: each parameter server would write its part on its own host
+    here = tf.train.CheckpointOptions(experimental_io_device="/job:chief/replica:0/task:0/device:CPU:0")
     folder = Path(os.environ["SM_OUTPUT_DATA_DIR"]).parents[1] / "checkpoints"
-    manager = tf.train.CheckpointManager(tf.train.Checkpoint(count=count, epoch=epoch), str(folder), max_to_keep=3)
-    manager.restore_or_initialize()
+    checkpoint = tf.train.Checkpoint(count=count, epoch=epoch)
+    manager = tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=3)
+    if manager.latest_checkpoint:
+        checkpoint.restore(manager.latest_checkpoint, options=here)
     with (args.out / "started.jsonl").open("a") as file:
         file.write(json.dumps({"epoch": int(epoch.numpy()), "count": int(count.numpy())}) + "\n")
     while epoch.numpy() < args.epochs:
@@ -52,7 +56,7 @@ def train(strategy: tf.distribute.ParameterServerStrategy, args: argparse.Namesp
             coordinator.schedule(step)
         coordinator.join()
         epoch.assign_add(1)
-        manager.save()
+        manager.save(options=here)
         (args.out / "epoch").write_text(str(int(epoch.numpy())))
         time.sleep(0.5)
     (args.out / "done.json").write_text(json.dumps({"count": int(count.numpy())}))

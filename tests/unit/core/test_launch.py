@@ -67,14 +67,16 @@ def test_tensorflow_is_told_how_long_to_wait_for_its_peers():
 THREE = ("10.0.0.1:20003", "10.0.0.2:20003", "10.0.0.3:20503")
 
 
-def served(number=3, **changes):
+def served(strategy="parameter_server", number=3):
     """Role and number of each process, and its TF_CONFIG, in the whole world."""
-    job = a_job(strategy="parameter_server", hosts=("algo-1", "algo-2", "algo-3"))
-    policy = load_policy("default", [f"launch.{name}={value}" for name, value in changes.items()])
-    found = {"rank 0": json.loads(dict(plan_worker(job, number, THREE, 0, policy)[1])["TF_CONFIG"])}
+    job = a_job(strategy=strategy, hosts=("algo-1", "algo-2", "algo-3"))
+    found = {"rank 0": json.loads(dict(plan_worker(job, number, THREE, 0, Policy())[1])["TF_CONFIG"])}
     for rank in range(3):
         for task in servers_of(job, rank):
-            environment = dict(plan_server(job, number, THREE, task, policy)[1])
+            command, values = plan_server(job, number, THREE, task)
+            alone = strategy == "parameter_server_v1" and task.role == "ps"
+            assert (command[-1] == "--serve") == alone
+            environment = dict(values)
             assert environment["KEEPSTEP_RANK"] == str(rank)
             assert (environment.get("CUDA_VISIBLE_DEVICES") == "-1") == (task.role == "ps")
             found[f"{task.role} {task.number}"] = json.loads(environment["TF_CONFIG"])
@@ -96,8 +98,8 @@ def test_each_host_has_a_parameter_server_the_first_the_chief_and_each_other_a_w
     }
 
 
-def test_the_chief_is_called_what_the_policy_says():
-    found = served(chief="master")["rank 0"]
+def test_in_tensorflow_1_the_chief_is_called_master():
+    found = served("parameter_server_v1")["rank 0"]
     assert found["task"]["type"] == "master"
     assert "chief" not in found["cluster"]
 

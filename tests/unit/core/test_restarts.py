@@ -138,6 +138,27 @@ def test_a_script_that_saved_and_went_costs_nothing(code):
         ledger = verdict.ledger
 
 
+def test_a_batch_is_left_out_once_and_only_where_the_script_raised():
+    policy = a_policy(same_step=2, bad_batch="skip")
+
+    def judged(skipped=(), in_loop=True, **changes):
+        failure = a_failure(NOW, in_loop=in_loop, **changes)
+        ledger = (an_entry(failure),)
+        return judge(policy, a_generation(ledger=ledger, skipped=skipped), failure, NOW)
+
+    verdict = judged()
+    assert (verdict.restart, verdict.reason, verdict.skip) == (True, Reason.BATCH_SKIPPED, 7)
+    assert len(verdict.ledger) == 2
+    for refused in (
+        judged(skipped=(7,)),
+        judged(error_type=""),
+        judged(in_loop=False),
+        judged(cause=FailureCause.KILLED),
+    ):
+        assert (refused.restart, refused.reason, refused.skip) == (False, Reason.SAME_STEP_AGAIN, 0)
+    assert judge(a_policy(bad_batch="skip"), a_generation(), a_failure(NOW, in_loop=True), NOW).skip == 0
+
+
 def test_what_lies_before_a_committed_step_is_forgiven():
     """Training went on past it; a failure at that very step did not let it."""
     ledger = tuple(an_entry(a_failure(NOW - wait, step=step)) for wait, step in ((3.0, 7), (2.0, 8), (1.0, 9)))

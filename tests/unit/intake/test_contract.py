@@ -281,7 +281,8 @@ def test_auto_follows_the_platforms_switch(tmp_path):
 
 def test_parameter_servers_are_for_several_hosts(tmp_path):
     asked = contract_for(tmp_path / "two", ["algo-1", "algo-2"], sagemaker_parameter_server_enabled="true")
-    assert choose_strategy(asked, "auto", 1) == "parameter_server"
+    assert choose_strategy(asked, "auto", 1) == "parameter_server_v1"
+    assert choose_strategy(asked, "parameter_server", 1) == "parameter_server"
     assert choose_strategy(asked, "multi_worker", 1) == "multi_worker"
     alone = contract_for(tmp_path / "one", ["algo-1"], sagemaker_parameter_server_enabled="true")
     assert choose_strategy(alone, "auto", 1) == "plain"

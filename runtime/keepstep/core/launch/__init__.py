@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from keepstep.core.job import PORT_SPAN, EntryKind, JobSpec, port_from
 from keepstep.core.launch import multi_worker, parameter_server
-from keepstep.core.launch.parameter_server import Task
+from keepstep.core.launch.parameter_server import SERVED, Task
 from keepstep.core.policy import Policy
-
-SERVED = "parameter_server"
-"""The strategy in which the first host's worker trains, and all other processes serve it."""
 
 _HEARTBEATS = 2.0
 """TensorFlow gives a silent peer up after so many leases: keepstep is to know first."""
@@ -44,39 +41,40 @@ def plan_worker(
     }
     if job.strategy == "multi_worker":
         environment["TF_CONFIG"] = multi_worker.tf_config(addresses, rank)
-    elif job.strategy == SERVED:
-        chief = policy.launch.chief
-        environment["TF_CONFIG"] = parameter_server.tf_config(
-            addresses, _second(addresses, generation), (chief, 0), chief
-        )
-        environment["KEEPSTEP_INSTRUMENT"] = "off"  # its variables are on the servers
+    elif job.strategy in SERVED:
+        servers = _second(addresses, generation)
+        environment["TF_CONFIG"] = parameter_server.tf_config(job.strategy, addresses, servers, None)
+        environment["KEEPSTEP_INSTRUMENT"] = environment["KEEPSTEP_JOIN"] = "off"  # its variables are on the servers
     return _command(job), tuple(sorted(environment.items()))
 
 
 def trains(job: JobSpec, rank: int) -> bool:
     """Whether a host of this rank runs a worker that trains; else it serves the one that does."""
-    return job.strategy != SERVED or rank == 0
+    return job.strategy not in SERVED or rank == 0
 
 
 def servers_of(job: JobSpec, rank: int) -> tuple[Task, ...]:
     """The processes that a host runs to serve another one that trains."""
-    return parameter_server.servers_of(rank) if job.strategy == SERVED else ()
+    return parameter_server.servers_of(rank) if job.strategy in SERVED else ()
 
 
 def plan_server(
-    job: JobSpec, generation: int, addresses: tuple[str, ...], task: Task, policy: Policy
+    job: JobSpec, generation: int, addresses: tuple[str, ...], task: Task
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Command and additional environment of a process that serves; the same in each life within a generation."""
     rank = task.number if task.role == "ps" else task.number + 1
+    servers = _second(addresses, generation)
     environment = {
         "KEEPSTEP_GENERATION": str(generation),
         "KEEPSTEP_RANK": str(rank),
         "KEEPSTEP_SERVER": task.role,
-        "TF_CONFIG": parameter_server.tf_config(addresses, _second(addresses, generation), task, policy.launch.chief),
+        "TF_CONFIG": parameter_server.tf_config(job.strategy, addresses, servers, task),
     }
+    own = task.role == "ps" and job.strategy == "parameter_server_v1"
     if task.role == "ps":
         environment["CUDA_VISIBLE_DEVICES"] = "-1"  # the GPUs are the chief's or the worker's on this host
-    return _command(job), tuple(sorted(environment.items()))
+    command = (*worker_command(job), "--serve") if own else _command(job)
+    return command, tuple(sorted(environment.items()))
 
 
 def _command(job: JobSpec) -> tuple[str, ...]:

@@ -1,16 +1,19 @@
-"""`ParameterServerStrategy`: a chief, workers and parameter servers, described to TensorFlow by TF_CONFIG.
+"""Parameter servers: a chief, workers and servers, described to TensorFlow by TF_CONFIG.
 
-As in AWS's toolkit each host runs a parameter server, the first one the chief beside it, each other one a worker. All
-run the user's script, which looks into TF_CONFIG for what it is to be.
+As in AWS's toolkit each host runs a parameter server, the first one the chief beside it, each other one a worker. For
+`parameter_server`, TensorFlow 2's `ParameterServerStrategy`, each process runs the user's script, which finds in
+TF_CONFIG what it is to be. `parameter_server_v1` is what the toolkit makes of its switch: the chief is called master,
+and the servers are TensorFlow's own, without the script.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 Role = Literal["ps", "worker"]
+SERVED = ("parameter_server", "parameter_server_v1")
+"""The strategies in which the first host's worker trains, and all other processes serve it."""
 
 
 class Task(NamedTuple):
@@ -25,17 +28,17 @@ def servers_of(rank: int) -> tuple[Task, ...]:
     return (Task("ps", rank),) if rank == 0 else (Task("ps", rank), Task("worker", rank - 1))
 
 
-def tf_config(chiefs: Iterable[str], servers: Iterable[str], task: tuple[str, int], chief: str) -> str:
+def tf_config(strategy: str, chiefs: tuple[str, ...], servers: tuple[str, ...], task: Task | None) -> str:
     """TF_CONFIG of one process.
 
     Args:
+        strategy: one of `SERVED`.
         chiefs: addresses of the chief and of the workers, in rank order.
         servers: addresses of the parameter servers, in rank order.
-        task: the process's role and its index within it.
-        chief: what the chief's role is called: TensorFlow 1 says master.
+        task: what the process is; None for the chief.
     """
-    first, *others = chiefs
-    cluster = {chief: [first], "worker": others, "ps": list(servers)}
-    role, index = task
-    config = {"cluster": cluster, "environment": "cloud", "task": {"index": index, "type": role}}
+    chief = "master" if strategy == "parameter_server_v1" else "chief"
+    cluster = {chief: [chiefs[0]], "worker": list(chiefs[1:]), "ps": list(servers)}
+    role, number = task or (chief, 0)
+    config = {"cluster": cluster, "environment": "cloud", "task": {"index": number, "type": role}}
     return json.dumps(config, sort_keys=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from keepstep.core.launch.parameter_server import SERVED
 from keepstep.errors import ConfigError
 from keepstep.intake.contract.hyperparameters import is_true
 from keepstep.intake.contract.values import Contract
@@ -12,7 +13,7 @@ from keepstep.intake.contract.values import Contract
 MULTI_WORKER = "sagemaker_multi_worker_mirrored_strategy_enabled"
 PARAMETER_SERVER = "sagemaker_parameter_server_enabled"
 _OTHERS = ("sagemaker_mpi_enabled", "sagemaker_distributed_dataparallel_enabled")
-_OF_SEVERAL = ("multi_worker", "parameter_server")
+_OF_SEVERAL = ("multi_worker", *SERVED)
 _GPU = re.compile(r"nvidia\d+")
 
 
@@ -27,10 +28,8 @@ def choose_strategy(contract: Contract, wanted: str, gpus: int) -> str:
         if wanted not in _OF_SEVERAL and hosts > 1:
             several = f"{', '.join(_OF_SEVERAL)} or auto"
             raise ConfigError(f"found {wanted} with {hosts} hosts", several, key="launch.strategy")
-        if wanted == "parameter_server" and hosts == 1:
-            raise ConfigError(
-                "found parameter_server with one host", "two hosts or more, or auto", key="launch.strategy"
-            )
+        if wanted in SERVED and hosts == 1:
+            raise ConfigError(f"found {wanted} with one host", "two hosts or more, or auto", key="launch.strategy")
         return wanted
     for key in _OTHERS:
         if is_true(contract.hyperparameters.get(key)):
@@ -42,7 +41,7 @@ def choose_strategy(contract: Contract, wanted: str, gpus: int) -> str:
                 hint="launch.strategy in the policy overrides what the hyperparameters ask for",
             )
     if hosts > 1 and is_true(contract.hyperparameters.get(PARAMETER_SERVER)):
-        return "parameter_server"
+        return "parameter_server_v1"
     if hosts > 1 or is_true(contract.hyperparameters.get(MULTI_WORKER)):
         return "multi_worker"
     return "mirrored" if gpus > 1 else "plain"
