@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 from keepstep.adapters.journal import read_lines
 from tests.containers.engine import IMAGE, ROOT, Engine
 
+GATE = "/opt/ml/model/gate"
+"""Where a script that was given it as `gate` waits, so that no quick machine is done before something befalls it."""
+
 SCRIPTS = ROOT / "tests" / "e2e" / "jobs"
 DEADLINE_S = 180.0
 """No job of the tests comes near it unless it hangs, on a busy machine neither."""
@@ -112,6 +115,11 @@ class Job:
     def kill_worker(self, host: str) -> None:
         """SIGKILL to the worker that was started last on a host."""
         kill_worker_in(self.cluster.engine, self._names[host], self.base(host))
+
+    def open_gate(self) -> None:
+        """Let all ranks pass the gate that they were given."""
+        for host in self.hosts:
+            self.inside(host, "touch", GATE)
 
     def stop(self, seconds: int) -> None:
         """Have the platform stop all hosts: SIGTERM, and SIGKILL after so many seconds."""

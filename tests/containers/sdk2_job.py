@@ -1,4 +1,4 @@
-"""One job by SDK v2's local mode: `sdk2_job.py SOURCE STEPS ENVIRONMENT FOLDER`; as sdk3_job.py."""
+"""One job by SDK v2's local mode: `sdk2_job.py SOURCE STEPS GATE ENVIRONMENT FOLDER`; as sdk3_job.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keepstep.sdk.trainer import Keepstep
 
 
 def main() -> None:
-    source, steps, environment, folder = sys.argv[1:]
+    source, steps, gate, environment, folder = sys.argv[1:]
     session = LocalSession()
     session.config = {"local": {"local_code": True, "container_root": folder}}
     job = Keepstep("loop.py", source, environment=json.loads(environment))
@@ -23,7 +23,7 @@ def main() -> None:
         instance_type="local",
         sagemaker_session=session,
         base_job_name="digits",
-        hyperparameters={"steps": int(steps), "out": "/opt/ml/model"},
+        hyperparameters={"steps": int(steps), "out": "/opt/ml/model", **({"gate": gate} if gate else {})},
         **job.estimator(),
     )
     estimator.fit(wait=True)

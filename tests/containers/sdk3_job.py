@@ -1,4 +1,4 @@
-"""One job by SDK v3 in local container mode: `sdk3_job.py WAY SOURCE STEPS ENVIRONMENT FOLDER`.
+"""One job by SDK v3 in local container mode: `sdk3_job.py WAY SOURCE STEPS GATE ENVIRONMENT FOLDER`.
 
 Runs in an environment of its own, with the `sagemaker` package in it. ENVIRONMENT is a JSON object.
 """
@@ -16,7 +16,7 @@ from keepstep.sdk.trainer import Keepstep
 
 
 def main() -> None:
-    way, source, steps, environment, folder = sys.argv[1:]
+    way, source, steps, gate, environment, folder = sys.argv[1:]
     job = Keepstep("loop.py", source, environment=json.loads(environment))
     trainer = ModelTrainer(
         training_mode=Mode.LOCAL_CONTAINER,
@@ -25,7 +25,7 @@ def main() -> None:
         role="arn:aws:iam::123456789012:role/trainer",
         compute=Compute(instance_type="local_cpu", instance_count=2),
         local_container_root=folder,
-        hyperparameters={"steps": int(steps), "out": "/opt/ml/model"},
+        hyperparameters={"steps": int(steps), "out": "/opt/ml/model", **({"gate": gate} if gate else {})},
         **job.model_trainer(way),
     )
     trainer.train(wait=True)

@@ -7,20 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers.jobs import Cluster, Job
+from tests.containers.jobs import GATE, Cluster, Job
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 
 STEPS = 80
+GATED = {"steps": STEPS, "gate": f"30:{GATE}"}
 USER = 4321
 """Has no name, no home and no right of its own."""
 
 
 def test_a_worker_that_is_killed_is_survived(cluster: Cluster, store: str, tmp_path: Path) -> None:
-    with Job(cluster, tmp_path, "loop.py", {"steps": STEPS}, {"KEEPSTEP_STORE": store}) as job:
+    with Job(cluster, tmp_path, "loop.py", GATED, {"KEEPSTEP_STORE": store}) as job:
         job.wait_for(lambda: job.completed("algo-2") >= 20, "step 20")
         assert job.inside("algo-1", "/opt/keepstep/entrypoints/healthcheck").stderr == ""
         job.kill_worker("algo-2")
+        job.open_gate()
         assert job.wait() == {"algo-1": 0, "algo-2": 0}, job.told()
         assert job.completed("algo-1") == STEPS
         assert "worker_failed" in job.reasons("algo-2")
@@ -63,7 +65,7 @@ def test_a_worker_of_parameter_servers_is_replaced_in_its_place(cluster: Cluster
     """Chief and parameter servers keep their pids. Each host has its own disk; the checkpoints are on the chief's."""
     policy = {"KEEPSTEP_STORE": store}
     words = ("train", "--set", "launch.strategy=parameter_server")
-    with Job(cluster, tmp_path, "served.py", {"epochs": 8}, policy, words=words) as job:
+    with Job(cluster, tmp_path, "served.py", {"epochs": 20}, policy, words=words) as job:
         epochs = job.base("algo-1") / "model" / "epoch"
         job.wait_for(lambda: epochs.exists() and int(epochs.read_text() or 0) >= 2, "epoch 2")
         before = tasks(job, "algo-1") | tasks(job, "algo-2")
@@ -84,14 +86,14 @@ def test_a_parameter_server_that_is_lost_is_started_anew_from_the_chiefs_files(
 ) -> None:
     environment = {"KEEPSTEP_STORE": store, "KEEPSTEP_POLICY": "default"}
     words = ("train", "--set", "launch.strategy=parameter_server")
-    with Job(cluster, tmp_path, "served.py", {"epochs": 8}, environment, words=words) as job:
+    with Job(cluster, tmp_path, "served.py", {"epochs": 20}, environment, words=words) as job:
         epochs = job.base("algo-1") / "model" / "epoch"
         job.wait_for(lambda: epochs.exists() and int(epochs.read_text() or 0) >= 3, "epoch 3")
         job.inside("algo-2", "sh", "-c", f"kill -9 {tasks(job, 'algo-2')['ps 1']}")
         assert job.wait() == {"algo-1": 0, "algo-2": 0}, job.told()
         first, second = map(json.loads, (job.base("algo-1") / "model" / "started.jsonl").read_text().splitlines())
         assert (first["epoch"], second["epoch"] >= 3) == (0, True)
-        assert epochs.read_text() == "8"
+        assert epochs.read_text() == "20"
 
 
 def test_nobody_in_particular_trains_on_a_root_file_system_that_is_read_only(
@@ -100,9 +102,10 @@ def test_nobody_in_particular_trains_on_a_root_file_system_that_is_read_only(
     """What is written to are /opt/ml and /tmp."""
     options = ("--user", f"{USER}:{USER}", "--read-only", "--tmpfs", "/tmp")
     environment = {"KEEPSTEP_STORE": store}
-    with Job(cluster, tmp_path, "loop.py", {"steps": STEPS}, environment, options=options, owner=USER) as job:
+    with Job(cluster, tmp_path, "loop.py", GATED, environment, options=options, owner=USER) as job:
         job.wait_for(lambda: job.completed("algo-2") >= 20, "step 20")
         job.kill_worker("algo-2")
+        job.open_gate()
         assert job.wait() == {"algo-1": 0, "algo-2": 0}, job.told()
         assert job.completed("algo-1") == STEPS
         assert (job.base("algo-2") / "model" / "1.npz").stat().st_uid == USER

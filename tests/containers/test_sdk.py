@@ -19,7 +19,7 @@ import pytest
 
 from keepstep import kernel
 from tests.containers.engine import ROOT
-from tests.containers.jobs import DEADLINE_S, SCRIPTS, Cluster, kill_worker_in, read_events
+from tests.containers.jobs import DEADLINE_S, GATE, SCRIPTS, Cluster, kill_worker_in, read_events
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 
@@ -115,12 +115,14 @@ def environment(cluster: Cluster, store: str) -> dict[str, str]:
     return own | dict(cluster.credentials)
 
 
-def words_of(way: str, source: Path, root: Path, steps: int, environment: dict[str, str]) -> tuple[str, list[str]]:
+def words_of(
+    way: str, source: Path, root: Path, steps: int, environment: dict[str, str], gate: str = ""
+) -> tuple[str, list[str]]:
     """The environment to run in, and the command line; version 2 gives its own credentials and its own S3."""
     if way == "version 2":
         more = {name: value for name, value in environment.items() if "KEY" not in name and "ENDPOINT" not in name}
-        return ".venv-sdk2", [str(HERE / "sdk2_job.py"), str(source), str(steps), json.dumps(more), str(root)]
-    words = [str(HERE / "sdk3_job.py"), way, str(source), str(steps), json.dumps(environment), str(root)]
+        return ".venv-sdk2", [str(HERE / "sdk2_job.py"), str(source), str(steps), gate, json.dumps(more), str(root)]
+    words = [str(HERE / "sdk3_job.py"), way, str(source), str(steps), gate, json.dumps(environment), str(root)]
     return ".venv-sdk", words
 
 
@@ -128,10 +130,12 @@ def words_of(way: str, source: Path, root: Path, steps: int, environment: dict[s
 def test_a_worker_that_is_killed_is_survived(
     way: str, cluster: Cluster, environment: dict[str, str], source: Path, tmp_path: Path
 ) -> None:
-    venv, words = words_of(way, source, tmp_path / "root", STEPS, environment)
+    venv, words = words_of(way, source, tmp_path / "root", STEPS, environment, f"30:{GATE}")
 
     def kill(names: list[str], second: Path) -> None:
         kill_worker_in(cluster.engine, names[1], second)
+        for name in names:
+            cluster.engine.run("exec", name, "touch", GATE)
 
     code, told = train(cluster, tmp_path, venv, words, kill)
     assert code == 0, told[-6000:]
