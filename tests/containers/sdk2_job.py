@@ -8,7 +8,7 @@ import sys
 from sagemaker.estimator import Estimator
 from sagemaker.local import LocalSession
 
-from keepstep.sdk.trainer import Keepstep
+from keepstep.sdk import Keepstep
 
 
 def main() -> None:

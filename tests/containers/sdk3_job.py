@@ -12,7 +12,7 @@ from sagemaker.train import ModelTrainer
 from sagemaker.train.configs import Compute
 from sagemaker.train.model_trainer import Mode
 
-from keepstep.sdk.trainer import Keepstep
+from keepstep.sdk import Keepstep
 
 
 def main() -> None:

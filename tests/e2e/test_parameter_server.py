@@ -6,11 +6,15 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.local_run import LocalRun
+from tests.support.local_run import PYTHON, ROOT, LocalRun
+from tests.support.ports import free_port
 
 EPOCHS, STEPS = 8, 40
 OPTIONS = ("--set", "launch.strategy=parameter_server", "--set", "restart.backoff.first=0s")
@@ -81,3 +85,30 @@ def test_without_a_parameter_server_the_world_starts_anew_from_the_files(tmp_pat
     assert second["epoch"] >= 3
     assert second["count"] >= second["epoch"] * STEPS
     assert epoch(run) == EPOCHS
+
+
+@pytest.mark.parametrize("role", ["ps", "worker"])
+def test_a_server_without_the_script_listens_as_what_it_is_told_to_be(role: str, tmp_path: Path) -> None:
+    """As `parameter_server_v1` starts the servers: TensorFlow's own, until somebody ends it."""
+    ports = {"master": free_port(), "worker": free_port(), "ps": free_port()}
+    cluster = {name: [f"127.0.0.1:{port}"] for name, port in ports.items()}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "runtime"),
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}),
+    }
+    words = [PYTHON, "-m", "keepstep_worker", "--serve"]
+    with (tmp_path / "output").open("wb") as output:
+        server = subprocess.Popen(words, env=environment, cwd=tmp_path, stdout=output, stderr=output)
+    try:
+        give_up = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", ports[role]), 5):
+                break
+            told = (tmp_path / "output").read_text(errors="replace")[-3000:]
+            assert server.poll() is None, told
+            assert time.monotonic() < give_up, told
+            time.sleep(0.1)
+    finally:
+        server.kill()
+        server.wait(30)

@@ -13,7 +13,7 @@ import pytest
 
 import keepstep.sdk
 from keepstep.errors import ConfigError
-from keepstep.sdk.trainer import Keepstep
+from keepstep.sdk import Keepstep
 
 DRIVER = Path(keepstep.sdk.__file__).parent / "driver" / "keepstep_driver.py"
 
