@@ -14,7 +14,7 @@ export PYTHONPATH := runtime
 export PYTHONDONTWRITEBYTECODE :=
 
 DEV_STAMP := .venv/.stamp-$(shell cat requirements/dev.txt | sha256sum | cut -c1-16)
-TF_STAMP := .venv-tf/.stamp-$(shell cat requirements/tensorflow.txt requirements/tf-keras.txt | sha256sum | cut -c1-16)
+TF_STAMP := .venv-tf/.stamp-$(shell cat requirements/tensorflow.txt requirements/tf-keras.txt requirements/mpi4py.txt | sha256sum | cut -c1-16)
 TORCH_STAMP := .venv-torch/.stamp-$(shell cat requirements/torch.txt | sha256sum | cut -c1-16)
 TOOLKIT_STAMP := .venv-toolkit/.stamp-$(shell cat requirements/toolkit*.txt | sha256sum | cut -c1-16)
 SDK_STAMP := .venv-sdk/.stamp-$(shell cat requirements/sdk.txt | sha256sum | cut -c1-16)
@@ -22,7 +22,7 @@ SDK2_STAMP := .venv-sdk2/.stamp-$(shell cat requirements/sdk2.txt | sha256sum | 
 LOCALSTACK_STAMP := .venv-localstack/.stamp-$(shell cat requirements/localstack.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack venv-sdk docker etcd nets lint check test test-hosts test-resume test-containers test-matrix torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-goodput bench-startup attribution soak campaign requirements clean
+.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack venv-sdk docker etcd mpi nets lint check test test-hosts test-resume test-containers test-matrix torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-goodput bench-startup attribution soak campaign requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -36,6 +36,7 @@ $(TF_STAMP):
 	$(PYTHON) -m venv .venv-tf
 	$(TF) $(PIP_INSTALL) -r requirements/tensorflow.txt
 	$(TF) $(PIP_INSTALL) --no-deps -r requirements/tf-keras.txt
+	$(TF) $(PIP_INSTALL) -r requirements/mpi4py.txt
 	rm -f .venv-tf/.stamp-*
 	touch $@
 
@@ -101,6 +102,15 @@ etcd:
 	       "'brew install etcd' with Homebrew, or put the etcd binary on PATH." >&2; exit 1; \
 	fi
 
+# Tests have Open MPI's mpirun start ranks; without it they are left out and say so.
+mpi:
+	@if command -v mpirun >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openmpi-bin >/dev/null; \
+	else \
+	  echo "mpirun is not on PATH: tests with ranks that it starts are left out"; \
+	fi
+
 # Tests give hosts networks of their own; without the right to do so, or without these, they are left out and say so.
 nets:
 	@if command -v ip >/dev/null && command -v iptables >/dev/null; then exit 0; fi; \
@@ -132,8 +142,8 @@ test-hosts: venv venv-tf venv-localstack etcd nets
 	$(PY) -m pytest tests/e2e -m hosts -n $(JOBS) --dist load
 
 # Every form of `fit` with Keras 3 and tf_keras, killed, drained and resumed, and every moment of an interruption, of which
-# `make test` has samples; and what it has no room for.
-test-resume: venv venv-tf etcd
+# `make test` has samples; and what it has no room for: parameter servers, ranks that mpirun starts.
+test-resume: venv venv-tf etcd mpi
 	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fit_resume.py tests/e2e/test_interruption.py -n $(JOBS) --dist worksteal
 	$(PY) -m pytest tests/e2e -m more -n $(JOBS) --dist worksteal
 

@@ -22,3 +22,6 @@ compile --no-deps toolkit-tensorflow.in -o toolkit-tensorflow.txt
 compile localstack.in -o localstack.txt
 compile sdk.in -o sdk.txt
 compile sdk2.in -o sdk2.txt
+compile mpi4py.in -o mpi4py.txt
+compile horovod-build.in -o horovod-build.txt
+compile -c horovod-build.txt horovod.in -o horovod.txt

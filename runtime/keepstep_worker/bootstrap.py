@@ -4,6 +4,9 @@
     PYTHON -m keepstep_worker -m MODULE ARGS...      as PYTHON -m MODULE ARGS...
     PYTHON -m keepstep_worker --exec PROGRAM ARGS... becomes another program, which no interpreter is looked into
     PYTHON -m keepstep_worker --serve                TensorFlow's server of the task that TF_CONFIG names
+    PYTHON -m keepstep_worker --rank ...             each of these but the last as a rank that mpirun has started
+    PYTHON -m keepstep_worker --mpirun WORDS...      mpirun, and what it needs on this and on other hosts:
+                                                     --orted, --reach (see `ranks` and `launcher`)
 
 A script or a module leaves no trace that it could stumble over: sys.argv, sys.path[0], the namespace of `__main__`,
 exit codes, tracebacks and the end of the process are those of plain Python. A program such as a shell script passes on
@@ -28,7 +31,7 @@ import sys
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from keepstep_worker import firsterror, hook, identity, standby, wire
+from keepstep_worker import firsterror, hook, identity, rank, standby, wire
 from keepstep_worker.session import Session
 
 _PR_SET_PDEATHSIG = 1
@@ -52,6 +55,12 @@ _INSTRUMENTED = {
 
 def main() -> None:
     """Run the script named by the command line; returns when it ends."""
+    if sys.argv[1:2] == ["--reach"]:
+        _reach(sys.argv[2:])
+    is_rank = sys.argv[1:2] == ["--rank"]
+    if is_rank:
+        rank.become_child()
+        del sys.argv[1]
     server: identity.Identity | None = None
     if standby.is_standby() or identity.is_worker() or identity.is_server():
         _die_with_parent(identity.parent_pid())
@@ -62,8 +71,8 @@ def main() -> None:
     if len(sys.argv) < 2:
         print("usage: python -m keepstep_worker SCRIPT | -m MODULE | --exec PROGRAM [ARGUMENT...]", file=sys.stderr)
         sys.exit(_EXIT_USAGE)
-    if sys.argv[1] == "--exec":
-        _execute(sys.argv[2:])
+    if sys.argv[1] in _LAUNCHERS:
+        _LAUNCHERS[sys.argv[1]](sys.argv[2:])
     pid = os.getpid()
     if sys.argv[1] == "--serve":
         try:
@@ -72,31 +81,52 @@ def main() -> None:
             _report(error, server, pid)
             raise
         return
-    session: Session | None = None
-    if identity.is_worker():
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # a stderr without a descriptor
-            faulthandler.enable()
-        environment = dict(os.environ)
-        _write_stacks_on_demand(os.environ.get("KEEPSTEP_STACKS_FILE", ""))
-        session = Session.current()
-        if session is not None:
-            _instrument(session)
-            if held is not None:
-                held.hide(session.tell, environment)
+    session = _begin(held) if identity.is_worker() else None
     del sys.argv[0]
     try:
         if sys.argv[0] == "-m":
             _run_module()
         else:
             _run(sys.argv[0])
-    except SystemExit:
+    except SystemExit as leaving:
+        if is_rank and leaving.code not in (None, 0):
+            _leave_world(leaving)
         raise
     except BaseException as error:
         if session is not None:
             _report(error, session.identity, session.pid, max(session.entered_step, session.completed_step))
         else:
             _report(error, server, pid)
+        if is_rank and os.getpid() == pid:
+            _leave_world(error)
         raise
+
+
+def _begin(held: standby.Held | None) -> Session | None:
+    """Have the agent listen from here on; None where another process does that in this one's place."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a stderr without a descriptor
+        faulthandler.enable()
+    environment = dict(os.environ)
+    _write_stacks_on_demand(os.environ.get("KEEPSTEP_STACKS_FILE", ""))
+    session = Session.current()
+    if session is not None:
+        _instrument(session)
+        if held is not None:
+            held.hide(session.tell, environment)
+    return session
+
+
+def _leave_world(error: BaseException) -> NoReturn:
+    """End a rank that has failed, without waiting for its peers as MPI's own end would; mpirun then ends those."""
+    code = error.code if isinstance(error, SystemExit) else 1
+    if not isinstance(error, SystemExit):
+        sys.excepthook(type(error), error, error.__traceback__)
+    elif not isinstance(code, int):
+        print(code, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code & 0xFF if isinstance(code, int) else 1)
 
 
 def _die_with_parent(parent_pid: int) -> None:
@@ -155,6 +185,28 @@ def _execute(command: list[str]) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)
     runs = ["-c", 'exec "$0" "$@"', program] if os.access(program, os.X_OK) else [program]
     os.execv(_SHELL, [_SHELL, *runs, *command[1:]])
+
+
+def _reach(words: list[str]) -> NoReturn:
+    from keepstep_worker import launcher
+
+    launcher.reach(words)
+
+
+def _lead(words: list[str]) -> NoReturn:
+    from keepstep_worker import ranks
+
+    ranks.lead(words)
+
+
+def _follow(words: list[str]) -> NoReturn:
+    from keepstep_worker import ranks
+
+    ranks.follow()
+
+
+_LAUNCHERS = {"--exec": _execute, "--mpirun": _lead, "--orted": _follow}
+"""What becomes something else than the script; what they need takes long to import, and a worker does without."""
 
 
 def _run_module() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from keepstep_worker import identity as identities
-from keepstep_worker import probe
+from keepstep_worker import probe, rank
 from keepstep_worker import wire as wires
 from keepstep_worker.channel import Channel, ChannelClosed
 from keepstep_worker.identity import Identity
@@ -119,6 +119,7 @@ class Session:
             self._wait()
         orders = self._orders()
         if orders.restore_slab == wires.NO_SLAB:
+            rank.tell_restored(wires.NO_SLAB, 0, 0)
             return None
         while orders.restore_slab not in self._slabs:
             self._wait()
@@ -126,6 +127,7 @@ class Session:
         seal = next((seal for seal in self._wire.read_seals() if seal.slab == slab), None)
         if seal is None or seal.step != step:
             raise RestoreError(f"slab {slab} is sealed for step {seal.step if seal else None}, ordered was step {step}")
+        rank.tell_restored(self._slabs.descriptor(slab), step, seal.size_bytes)
         try:
             return SlabView.open(self._slabs.descriptor(slab), seal.size_bytes, step)
         except SlabError as error:

@@ -18,6 +18,7 @@ KEPT = ROOT / "build" / "containers"
 """Images live here from one run of the tests to the next."""
 
 DEBIAN, BASE, IMAGE = "keepstep-debian:12", "keepstep-base", "keepstep"
+HOROVOD_BASE, HOROVOD = "keepstep-horovod-base", "keepstep-horovod"
 START_S = 60.0
 _PID = KEPT / "engine.pid"
 _SUITE = "bookworm"
@@ -151,3 +152,9 @@ def images(found: Engine, told: Sequence[str] = ()) -> None:
     make_debian(found)
     found.build("tests/containers/base.Dockerfile", BASE, {}, secrets())
     found.build("docker/Dockerfile", IMAGE, {"BASE": BASE, "DEBIAN": DEBIAN}, secrets(), *told)
+
+
+def horovod_images(found: Engine) -> None:
+    """The project's image once more, on one with Horovod."""
+    found.build("tests/containers/horovod.Dockerfile", HOROVOD_BASE, {}, secrets())
+    found.build("docker/Dockerfile", HOROVOD, {"BASE": HOROVOD_BASE, "DEBIAN": DEBIAN}, secrets())

@@ -58,6 +58,7 @@ class Job:
     options: Sequence[str] = ()
     words: Sequence[str] = ("train",)
     owner: int = 0
+    image: str = IMAGE
     _names: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> Job:
@@ -67,7 +68,7 @@ class Job:
             self._fill(host)
         for host in self.hosts:
             self._names[host] = f"{host}-{mark}"
-            self.cluster.engine.run("run", "--detach", *self._run_words(host), IMAGE, *self.words)
+            self.cluster.engine.run("run", "--detach", *self._run_words(host), self.image, *self.words)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -21,6 +21,7 @@ import pytest
 from keepstep.app.options import parse_train_options
 from keepstep.app.setting_up import read_setup
 from keepstep.core.launch import plan_worker
+from keepstep.core.launch.table import RankTable
 from tests.differential.jobs import Job, make_job
 
 pytestmark = pytest.mark.integration
@@ -81,7 +82,8 @@ def planned(job: Job, base: Path, told: Path) -> dict[str, str]:
     setup = read_setup(parse_train_options([*words, "--set", "coordination.tls=off"]), common(job, told), 0)
     addresses = tuple(f"{host}:20001" for host in setup.job.hosts)
     rank = setup.job.hosts.index(setup.job.host)
-    _, more = plan_worker(setup.job, 1, addresses, rank, setup.policy)
+    table = RankTable(1, setup.job.hosts, addresses, len(addresses))
+    _, more = plan_worker(setup.job, table, rank, setup.policy)
     return setup.environment | dict(more)
 
 

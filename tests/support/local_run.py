@@ -42,6 +42,7 @@ class LocalRun:
         script: file name in tests/e2e/jobs.
         arguments: of the script, beside --out.
         options: of `keepstep local`, beside --hosts, --python and --out.
+        libraries: folders that the script's Python searches.
     """
 
     folder: Path
@@ -49,6 +50,7 @@ class LocalRun:
     arguments: Sequence[str] = ()
     options: Sequence[str] = ()
     hosts: int = 2
+    libraries: Sequence[Path] = ()
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[bytes] | None = None
 
@@ -56,7 +58,7 @@ class LocalRun:
         """Start it."""
         results = self.folder / "results"
         results.mkdir(parents=True)
-        paths = [str(ROOT / "runtime"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(ROOT / "runtime"), *map(str, self.libraries), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2", MARK: self.mark}
         environment.pop("TF_CONFIG", None)
         with (self.folder / "output").open("wb") as output:

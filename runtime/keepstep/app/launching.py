@@ -18,6 +18,7 @@ from keepstep.core.actions import StartServer, StartStandby, StartWorker
 
 FAILURE_BYTES_MAX = 1024
 """The platform shows no more of a failure file."""
+TLS_FOLDER = "tls"
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class Places:
     output: Path
     code: Path
     failure_file: Path
+
+    @property
+    def tls(self) -> Path:
+        """Where this host's certificate and key lie, if it has any."""
+        return self.scratch.absolute() / TLS_FOLDER
 
 
 class Launcher:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from keepstep import kernel
 from keepstep.adapters.init_link import InitState
+from keepstep.app.launch_checks import SMDDPRUN, check_launcher, has_program
 from keepstep.app.launching import Places, forget_own_source
 from keepstep.app.options import TrainOptions
 from keepstep.app.provisioning import is_wanting, provide_code, provide_packages, split_by_shell
@@ -28,6 +29,7 @@ from keepstep.intake.contract import (
     count_gpus,
     find_code,
     load_contract,
+    read_mpi,
     user_environment,
 )
 from keepstep.intake.policy import load_policy
@@ -63,6 +65,7 @@ def set_up(options: TrainOptions, environ: dict[str, str], init: InitState) -> S
         provide_code(find_code(options.base_dir, environ), init.signals)
     setup = read_setup(options, environ, init.boot)
     provide_packages(setup.contract, setup.job.python, setup.environment, setup.places.scratch, init.signals)
+    check_launcher(setup.job, setup.environment, setup.has_trust, setup.places.code)
     return setup
 
 
@@ -80,7 +83,8 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
     host, hosts = contract.current_host, contract.hosts
     if len(hosts) > 1 and store is None and policy.coordination.endpoints == "embedded":
         demand_trust_off(policy)
-    strategy = choose_strategy(contract, policy.launch.strategy, count_gpus())
+    gpus = count_gpus()
+    strategy = choose_strategy(contract, policy.launch.strategy, gpus)
     nonce = uuid.uuid4().hex[:8]
     job = JobSpec(
         name=contract.job_name,
@@ -99,17 +103,20 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         etcd_hosts=first_etcd_hosts(hosts) if policy.coordination.endpoints == "embedded" else (),
         watch=watched_folder(policy.checkpoint.watch, contract, store),
         kind=contract.kind,
+        mpi=read_mpi(contract, strategy, policy.launch.ranks, gpus, has_program(SMDDPRUN, environ)),
     )
     environment = user_environment(contract, environ)
     check_interpreter(job.python, contract.code_dir, environment.get("PATH"))
-    environment["KEEPSTEP_INSTRUMENT"] = policy.launch.instrument
     forget_own_source(environment)
     if policy.launch.arguments == "shell":
         job = replace(job, arguments=split_by_shell(job.arguments, environment, contract.code_dir))
+    environment["KEEPSTEP_INSTRUMENT"] = policy.launch.instrument
     scratch = options.scratch_dir or Path(tempfile.gettempdir()) / f"keepstep-{contract.job_name}-{host}"
     places = Places(
         scratch, contract.paths.output_data / "keepstep" / host, contract.code_dir, contract.paths.failure_file
     )
+    if job.mpi is not None:
+        environment["KEEPSTEP_TLS"] = str(places.tls)
     return Setup(options, contract, policy, job, store, environment, places)
 
 

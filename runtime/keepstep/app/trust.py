@@ -29,6 +29,7 @@ from keepstep.adapters.certificates import (
 from keepstep.adapters.clock import monotonic, sleep, unix_time
 from keepstep.adapters.etcd import EtcdCoordinator
 from keepstep.adapters.uploader import UploaderClient, UploaderGone
+from keepstep.app.launching import TLS_FOLDER
 from keepstep.app.members import Members, Site
 from keepstep.core.state import State
 from keepstep.errors import ConfigError, ExitCode, QuorumError, StoreRefusedError
@@ -42,7 +43,6 @@ _LOOK_S, _LOOK_MAX_S = 5.0, 60.0
 _FORGET_S = 5.0
 _GOES_ON = (ExitCode.BUG, ExitCode.TOO_FEW_HOSTS, ExitCode.HARDWARE, ExitCode.INTERRUPTED)
 """Exits after which the job is tried again, and its hosts may meet some that have not ended."""
-_FOLDER = "tls"
 
 
 class _StoreAway(Exception):
@@ -185,7 +185,7 @@ def trust_of(site: Site, store: str, log: Callable[[str], None]) -> Trust:
     job = site.job
     places = dict.fromkeys((site.spec(job.host).host, job.host, job.address))
     peers = tuple(site.spec(host).host for host in job.etcd_hosts)
-    return Trust(job.name, store, site.scratch.absolute() / _FOLDER, tuple(places), peers, log)
+    return Trust(job.name, store, site.scratch.absolute() / TLS_FOLDER, tuple(places), peers, log)
 
 
 async def _asked(ask: Ask, command: Mapping[str, object]) -> dict[str, Any]:

@@ -10,6 +10,29 @@ EntryKind = Literal["script", "module", "command"]
 
 
 @dataclass(frozen=True, slots=True)
+class MpiSpec:
+    """How mpirun is to start a job's ranks.
+
+    Attributes:
+        processes: ranks on each host.
+        interface: the network between the hosts.
+        instance_type: of the hosts, as `ml.p4d.24xlarge`.
+        options: the user's own words for mpirun.
+        nccl_debug: how much NCCL says.
+        total: ranks on all hosts; 0: as many as each host has, times the hosts.
+        has_smddprun: whether SageMaker's data parallel library brought what it wants to be started by.
+    """
+
+    processes: int
+    interface: str
+    instance_type: str
+    options: tuple[str, ...] = ()
+    nccl_debug: str = "INFO"
+    total: int = 0
+    has_smddprun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """One node's view of its job.
 
@@ -22,7 +45,8 @@ class JobSpec:
         address: where other hosts reach this one's workers.
         port_base: first of `PORT_SPAN` ports that the workers of successive generations listen on in turn.
         run: nonce of this run, part of object names in the store.
-        strategy: plain, mirrored, multi_worker or one of parameter servers; `auto` is resolved before the core sees it.
+        strategy: plain, mirrored, multi_worker, one of parameter servers, or one that mpirun starts; `auto` is resolved
+            before the core sees it.
         python: the user's interpreter.
         script: what runs: a path as the script is to see it, or the module's name.
         arguments: the script's arguments.
@@ -30,6 +54,7 @@ class JobSpec:
         etcd_hosts: the hosts that start an etcd member at first; empty where there is one already, or none is needed.
         peer_port: where this host gives others what is in its slabs; 0: nowhere.
         kind: what kind of thing `script` is.
+        mpi: how ranks are started where mpirun does that; else None.
         watch: the folder in which the script may write checkpoints of its own; empty where none is watched.
     """
 
@@ -50,6 +75,7 @@ class JobSpec:
     peer_port: int = 0
     watch: str = ""
     kind: EntryKind = "script"
+    mpi: MpiSpec | None = None
 
     @property
     def keeps_etcd(self) -> bool:

@@ -33,7 +33,9 @@ Response = Literal["restart", "stop", "exit"]
 class Launch(Section):
     """How workers are started."""
 
-    strategy: Literal["auto", "plain", "mirrored", "multi_worker", "parameter_server", "parameter_server_v1"] = knob(
+    strategy: Literal[
+        "auto", "plain", "mirrored", "multi_worker", "parameter_server", "parameter_server_v1", "horovod", "smddp"
+    ] = knob(
         "auto", "How the script is distributed; auto asks the platform, the hosts and the GPUs.", unit="name",
         failure="a script started for another world than its own",
     )  # fmt: skip
@@ -44,6 +46,10 @@ class Launch(Section):
     standby: int = knob(
         1, "Processes that have TensorFlow imported and wait to become a worker, per worker.", unit="count",
         failure="restarts of which most is the import of TensorFlow", ge=0, le=4, strict=True,
+    )  # fmt: skip
+    ranks: int = knob(
+        0, "Ranks that mpirun starts on each host; 0: as many as the platform says, or one for each GPU.", unit="count",
+        failure="GPUs without a rank, or ranks without a GPU", ge=0, le=1024, strict=True,
     )  # fmt: skip
     arguments: Literal["exec", "shell"] = knob(
         "exec", "How the script gets its arguments: as they are, or as a shell splits and expands them.", unit="name",

@@ -16,7 +16,7 @@ from keepstep.core.records import Failure, GenerationRecord, Phase
 from keepstep.core.restarts import backoff_s, classify_exit, longest_window_s
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
-from keepstep.core.view import addresses_of
+from keepstep.core.view import table_of
 
 
 def stop_older(turn: Turn, generation: GenerationRecord | None) -> None:
@@ -49,7 +49,7 @@ def start(turn: Turn) -> None:
             server = Server(f"{state.job.node_id}.s{turn.state.serves}", generation.number, rank, *task)
             kept = tuple(each for each in turn.state.servers if each.generation == generation.number)
             turn.set(servers=(*kept, server), serves=turn.state.serves + 1)
-            plan = plan_server(state.job, generation.number, addresses_of(generation), task)
+            plan = plan_server(state.job, table_of(generation, len(generation.members)), task)
             title = f"{task.role} {task.number}"
             turn.do(
                 StartServer(server.server_id, title, *plan),

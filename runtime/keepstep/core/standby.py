@@ -5,7 +5,7 @@ from __future__ import annotations
 from keepstep.core.actions import StartStandby
 from keepstep.core.events import StandbyGone, StandbyReady, WorkerImported
 from keepstep.core.facts import Standby, Standbys
-from keepstep.core.launch import worker_command
+from keepstep.core.launch import stands_by, worker_command
 from keepstep.core.reasons import Reason
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
@@ -21,7 +21,7 @@ def keep(turn: Turn) -> None:
     state, known = turn.state, turn.state.standbys
     if len(known.waiting) >= state.policy.launch.standby or known.falls >= FALLS_MAX or not known.modules:
         return
-    if turn.interrupted or not state.workers or state.workers[0].stopping or state.job.kind == "command":
+    if turn.interrupted or not state.workers or state.workers[0].stopping or not stands_by(state.job):
         return
     worker = state.workers[0]
     due_at = max(known.again_at, turn.now if worker.stepped else worker.started_at + _SILENT_S)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from keepstep.core.job import port_from
+from keepstep.core.launch.table import RankTable
 from keepstep.core.records import (
     AckRecord,
     CordonRecord,
@@ -238,9 +239,11 @@ def peers_of(generation: GenerationRecord, rank: int) -> tuple[tuple[str, str, i
     return tuple((each.host, each.address, each.peer_port) for each in members if each.peer_port)[:PEERS_MAX]
 
 
-def addresses_of(generation: GenerationRecord) -> tuple[str, ...]:
-    """Where the members' workers listen in this generation, in rank order."""
-    return tuple(f"{each.address}:{port_from(each.port_base, generation.number)}" for each in generation.members)
+def table_of(generation: GenerationRecord, full: int) -> RankTable:
+    """Who the members are and where their workers listen, of `full` hosts where none is missing."""
+    number, members = generation.number, generation.members
+    addresses = tuple(f"{each.address}:{port_from(each.port_base, number)}" for each in members)
+    return RankTable(number, tuple(each.host for each in members), addresses, full)
 
 
 def leavers(cluster: Cluster, old: GenerationRecord, members: tuple[Member, ...]) -> tuple[Member, ...]:

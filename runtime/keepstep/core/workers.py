@@ -36,7 +36,7 @@ from keepstep.core.records import Failure, GenerationRecord, Phase, Resume, Stan
 from keepstep.core.restarts import CLEAN_STOPS, classify_exit
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
-from keepstep.core.view import addresses_of, peers_of
+from keepstep.core.view import peers_of, table_of
 
 _STATUS_EVERY_S = 2.0
 
@@ -83,8 +83,8 @@ def start(turn: Turn) -> None:
     turn.set(spawned=generation.number, spawns=state.spawns + 1, workers=(worker,), completed=step, trained_rank=rank)
     turn.set(restore=None if slab is None or slab.seal is None else (slab.slab, slab.seal.step))
     write_orders(turn)
-    full, number = limits(turn)[1], generation.number
-    command, environment = plan_worker(state.job, number, addresses_of(generation), rank, state.policy, full)
+    number = generation.number
+    command, environment = plan_worker(state.job, table_of(generation, limits(turn)[1]), rank, state.policy)
     if generation.skipped:
         environment = (*environment, ("KEEPSTEP_SKIP", ",".join(map(str, generation.skipped))))
     turn.do(

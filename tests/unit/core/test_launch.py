@@ -8,14 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.job import PORT_SPAN, port_from
-from keepstep.core.launch import plan_server, plan_worker, servers_of, trains
+from keepstep.core.job import PORT_SPAN, MpiSpec, port_from
+from keepstep.core.launch import plan_server, plan_worker, servers_of, stands_by, trains
 from keepstep.core.launch.multi_worker import tf_config
+from keepstep.core.launch.table import RankTable
 from keepstep.core.policy import Policy
 from keepstep.intake.policy import load_policy
 from tests.unit.core.values import a_job
 
 ADDRESSES = ("10.0.0.1:20003", "10.0.0.2:20003")
+
+
+def table(addresses, generation=3, full=0):
+    hosts = tuple(f"algo-{number}" for number in range(1, len(addresses) + 1))
+    return RankTable(generation, hosts, addresses, full or len(addresses))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -33,7 +39,7 @@ def test_tf_config_is_the_same_text_each_time():
 
 
 def test_a_worker_runs_the_users_script_with_the_users_interpreter():
-    command, environment = plan_worker(a_job(), 3, ADDRESSES, 1, Policy())
+    command, environment = plan_worker(a_job(), table(ADDRESSES), 1, Policy())
     assert command == ("python3", "-m", "keepstep_worker", "train.py", "--epochs", "3")
     values = dict(environment)
     assert (values["KEEPSTEP_RANK"], values["KEEPSTEP_WORLD_SIZE"], values["KEEPSTEP_GENERATION"]) == ("1", "2", "3")
@@ -47,7 +53,7 @@ def test_a_worker_runs_the_users_script_with_the_users_interpreter():
 def test_a_worker_is_told_the_whole_world_and_what_becomes_of_the_batch(said, full, batch):
     job = a_job(hosts=("algo-1", "algo-2", "algo-3"))
     policy = load_policy("default", said)
-    values = dict(plan_worker(job, 3, ADDRESSES, 1, policy, 0 if full == "3" else int(full))[1])
+    values = dict(plan_worker(job, table(ADDRESSES, full=int(full)), 1, policy)[1])
     assert (values["KEEPSTEP_WORLD_SIZE"], values["KEEPSTEP_FULL_WORLD"]) == ("2", full)
     assert values["KEEPSTEP_BATCH"] == batch
 
@@ -55,12 +61,12 @@ def test_a_worker_is_told_the_whole_world_and_what_becomes_of_the_batch(said, fu
 @pytest.mark.parametrize("strategy", ["plain", "mirrored"])
 def test_one_host_needs_no_tf_config(strategy):
     job = a_job(strategy=strategy, hosts=("algo-1",))
-    assert "TF_CONFIG" not in dict(plan_worker(job, 3, ADDRESSES[:1], 0, Policy())[1])
+    assert "TF_CONFIG" not in dict(plan_worker(job, table(ADDRESSES[:1]), 0, Policy())[1])
 
 
 def test_tensorflow_is_told_how_long_to_wait_for_its_peers():
     policy = load_policy("default", ["coordination.lease=3s", "hang.first_step=5min"])
-    values = dict(plan_worker(a_job(), 3, ADDRESSES, 1, policy)[1])
+    values = dict(plan_worker(a_job(), table(ADDRESSES), 1, policy)[1])
     assert (values["KEEPSTEP_HEARTBEAT_S"], values["KEEPSTEP_REGISTER_S"]) == ("6", "300")
 
 
@@ -70,10 +76,10 @@ THREE = ("10.0.0.1:20003", "10.0.0.2:20003", "10.0.0.3:20503")
 def served(strategy="parameter_server", number=3):
     """Role and number of each process, and its TF_CONFIG, in the whole world."""
     job = a_job(strategy=strategy, hosts=("algo-1", "algo-2", "algo-3"))
-    found = {"rank 0": json.loads(dict(plan_worker(job, number, THREE, 0, Policy())[1])["TF_CONFIG"])}
+    found = {"rank 0": json.loads(dict(plan_worker(job, table(THREE, number), 0, Policy())[1])["TF_CONFIG"])}
     for rank in range(3):
         for task in servers_of(job, rank):
-            command, values = plan_server(job, number, THREE, task)
+            command, values = plan_server(job, table(THREE, number), task)
             alone = strategy == "parameter_server_v1" and task.role == "ps"
             assert (command[-1] == "--serve") == alone
             environment = dict(values)
@@ -116,7 +122,7 @@ def test_a_host_has_two_ports_in_a_generation_and_none_of_its_neighbours(number)
     def ports(of):
         base = f"10.0.0.1:{port_from(20000, of)}"
         config = json.loads(
-            dict(plan_worker(a_job(strategy="parameter_server"), of, (base,), 0, Policy())[1])["TF_CONFIG"]
+            dict(plan_worker(a_job(strategy="parameter_server"), table((base,), of), 0, Policy())[1])["TF_CONFIG"]
         )
         return {int(each.rpartition(":")[2]) for role in ("chief", "ps") for each in config["cluster"][role]}
 
@@ -130,3 +136,48 @@ def test_generations_that_overlap_in_time_share_no_port(number):
     ports = [port_from(a_job().port_base, number + later) for later in range(PORT_SPAN)]
     assert len(set(ports)) == PORT_SPAN
     assert all(20000 <= port < 20000 + PORT_SPAN for port in ports)
+
+
+def launched(rank, strategy="horovod", addresses=ADDRESSES, **spec):
+    """Command and environment of a host whose ranks mpirun starts."""
+    mpi = MpiSpec(**{"processes": 2, "interface": "eth0", "instance_type": "ml.c5.xlarge"} | spec)
+    job = a_job(strategy=strategy, host=f"algo-{rank + 1}", mpi=mpi)
+    command, environment = plan_worker(job, table(addresses, full=3), rank, Policy())
+    return list(command), dict(environment)
+
+
+def test_the_first_host_runs_mpirun_for_the_ranks_of_all():
+    command, environment = launched(0)
+    assert command[:12] == [
+        *("python3", "-m", "keepstep_worker", "--mpirun", "mpirun"),
+        *("--host", "algo-1:2,algo-2:2", "-np", "4", "--allow-run-as-root", "--display-map", "--tag-output"),
+    ]
+    assert command[-7:] == ["python3", "-m", "keepstep_worker", "--rank", "train.py", "--epochs", "3"]
+    assert environment["KEEPSTEP_PLACES"] == "algo-1=10.0.0.1:20003 algo-2=10.0.0.2:20003"
+    assert environment["KEEPSTEP_FULL_WORLD"] == "6"
+    assert "TF_CONFIG" not in environment
+
+
+def test_each_other_host_waits_for_what_mpirun_wants_there():
+    command, environment = launched(1)
+    assert command == ["python3", "-m", "keepstep_worker", "--orted"]
+    assert (environment["KEEPSTEP_LISTEN"], environment["KEEPSTEP_HOST"]) == ("10.0.0.2:20003", "algo-2")
+
+
+def test_a_smaller_world_has_fewer_ranks():
+    command, _ = launched(0, addresses=ADDRESSES[:1])
+    assert command[command.index("--host") + 1] == "algo-1:2"
+    assert command[command.index("-np") + 1] == "2"
+
+
+def test_the_data_parallel_library_is_started_by_its_own_program_where_that_is_there():
+    assert "smddprun" not in launched(0, "smddp")[0]
+    command, _ = launched(0, "smddp", has_smddprun=True)
+    assert command[command.index("smddprun") + 1 :][:4] == ["python3", "-m", "keepstep_worker", "--rank"]
+    assert "SMDATAPARALLEL_SERVER_ADDR=algo-1" in command
+
+
+def test_no_standby_becomes_a_rank():
+    assert stands_by(a_job())
+    assert not stands_by(a_job(strategy="horovod"))
+    assert not stands_by(a_job(kind="command"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from keepstep.intake.contract import (
     find_code,
     load_contract,
     read_environment,
+    read_mpi,
 )
 from keepstep.intake.contract.documents import parse_document
 from keepstep.intake.contract.hyperparameters import decode, to_arguments
@@ -290,11 +292,54 @@ def test_parameter_servers_are_for_several_hosts(tmp_path):
         choose_strategy(alone, "parameter_server", 1)
 
 
-def test_another_distribution_is_refused_unless_the_policy_overrides_it(tmp_path):
-    asked = contract_for(tmp_path, ["algo-1", "algo-2"], sagemaker_mpi_enabled="true")
-    with pytest.raises(ConfigError, match="sagemaker_mpi_enabled"):
-        choose_strategy(asked, "auto", 1)
+def test_the_platforms_switches_for_mpi_are_followed_unless_the_policy_overrides_them(tmp_path):
+    asked = contract_for(tmp_path / "mpi", ["algo-1", "algo-2"], sagemaker_mpi_enabled="true")
+    assert choose_strategy(asked, "auto", 1) == "horovod"
     assert choose_strategy(asked, "multi_worker", 1) == "multi_worker"
+    given = {"sagemaker_distributed_dataparallel_enabled": "true"}
+    assert choose_strategy(contract_for(tmp_path / "smddp", ["algo-1"], **given), "auto", 8) == "smddp"
+
+
+def test_mpirun_gets_a_rank_for_each_gpu_unless_somebody_says_otherwise(tmp_path):
+    plain = contract_for(tmp_path / "plain", ["algo-1", "algo-2"])
+    assert [read_mpi(plain, "horovod", 0, gpus, False).processes for gpus in (0, 1, 8)] == [1, 1, 8]
+    assert read_mpi(plain, "multi_worker", 0, 8, False) is None
+    given = {
+        "sagemaker_mpi_num_of_processes_per_host": "4",
+        "sagemaker_mpi_num_processes": "6",
+        "sagemaker_mpi_custom_mpi_options": "-x A=b --NCCL_DEBUG WARN -verbose",
+        "sagemaker_distributed_dataparallel_custom_mpi_options": "-x C=d --NCCL_DEBUG=TRACE",
+        "sagemaker_instance_type": "ml.p4d.24xlarge",
+    }
+    asked = contract_for(tmp_path / "asked", ["algo-1", "algo-2"], **given)
+    horovod, smddp = (read_mpi(asked, strategy, 0, 8, True) for strategy in ("horovod", "smddp"))
+    assert (horovod.processes, horovod.total) == (4, 6)
+    assert (horovod.options, horovod.nccl_debug) == (("-x", "A=b", "-verbose"), "WARN")
+    assert (horovod.instance_type, smddp.instance_type) == ("local", "ml.p4d.24xlarge")
+    assert (smddp.options, smddp.nccl_debug, smddp.total) == (("-x", "C=d"), "TRACE", 0)
+    by_policy = read_mpi(asked, "horovod", 2, 8, False)
+    assert (by_policy.processes, by_policy.total) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [
+        ("sagemaker_mpi_num_of_processes_per_host", "0", "found 0"),
+        ("sagemaker_mpi_num_of_processes_per_host", "-1", "found -1"),
+        ("sagemaker_mpi_num_of_processes_per_host", "true", "found true"),
+        ("sagemaker_mpi_num_of_processes_per_host", "2.5", "found 2.5"),
+        ("sagemaker_mpi_num_of_processes_per_host", "eight", 'found "eight"'),
+        ("sagemaker_mpi_num_processes", "100000", "found 100000"),
+        ("sagemaker_mpi_custom_mpi_options", '["-x"]', "found"),
+        ("sagemaker_mpi_custom_mpi_options", "-x A --NCCL_DEBUG", "a level behind --NCCL_DEBUG"),
+    ],
+)
+def test_what_mpirun_can_not_be_told_is_refused(tmp_path, key, value, found):
+    asked = contract_for(tmp_path, ["algo-1"], **{key: value})
+    with pytest.raises(ConfigError, match=re.escape(found)) as caught:
+        read_mpi(asked, "horovod", 0, 1, False)
+    assert "hyperparameters.json" in str(caught.value.describe())
+    assert key in caught.value.describe()
 
 
 def test_one_host_strategies_refuse_several(tmp_path):

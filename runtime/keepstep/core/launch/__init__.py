@@ -7,8 +7,10 @@ enter: starting a process, the environment of the agent itself, a file. Start re
 from __future__ import annotations
 
 from keepstep.core.job import PORT_SPAN, EntryKind, JobSpec, port_from
-from keepstep.core.launch import multi_worker, parameter_server
+from keepstep.core.launch import mpi, multi_worker, parameter_server
+from keepstep.core.launch.mpi import LAUNCHED
 from keepstep.core.launch.parameter_server import SERVED, Task
+from keepstep.core.launch.table import RankTable
 from keepstep.core.policy import Policy
 
 _HEARTBEATS = 2.0
@@ -22,19 +24,20 @@ def worker_command(job: JobSpec) -> tuple[str, ...]:
 
 
 def plan_worker(
-    job: JobSpec, generation: int, addresses: tuple[str, ...], rank: int, policy: Policy, full: int = 0
+    job: JobSpec, table: RankTable, rank: int, policy: Policy
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Command and additional environment of this host's worker, in a job of `full` ranks (0: all hosts) when whole.
+    """Command and additional environment of this host's worker.
 
-    The command starts what the user named through the worker-side bootstrap with the user's own interpreter.
-    `addresses` are those of the generation's workers in rank order.
+    The command starts what the user named through the worker-side bootstrap with the user's own interpreter; where
+    mpirun does that, the worker is what starts mpirun or waits for it.
     """
+    addresses, command = table.addresses, _command(job)
     environment = {
-        "KEEPSTEP_GENERATION": str(generation),
+        "KEEPSTEP_GENERATION": str(table.generation),
         "KEEPSTEP_RANK": str(rank),
         "KEEPSTEP_LOCAL_RANK": "0",
         "KEEPSTEP_WORLD_SIZE": str(len(addresses)),
-        "KEEPSTEP_FULL_WORLD": str(full or len(job.hosts)),
+        "KEEPSTEP_FULL_WORLD": str(table.full),
         "KEEPSTEP_BATCH": policy.elastic.batch,
         "KEEPSTEP_HEARTBEAT_S": f"{_HEARTBEATS * policy.coordination.lease:g}",
         "KEEPSTEP_REGISTER_S": f"{policy.hang.first_step:g}",
@@ -42,10 +45,13 @@ def plan_worker(
     if job.strategy == "multi_worker":
         environment["TF_CONFIG"] = multi_worker.tf_config(addresses, rank)
     elif job.strategy in SERVED:
-        servers = _second(addresses, generation)
+        servers = _second(addresses, table.generation)
         environment["TF_CONFIG"] = parameter_server.tf_config(job.strategy, addresses, servers, None)
         environment["KEEPSTEP_INSTRUMENT"] = environment["KEEPSTEP_JOIN"] = "off"  # its variables are on the servers
-    return _command(job), tuple(sorted(environment.items()))
+    elif job.strategy in LAUNCHED:
+        environment |= mpi.environment(job, table, rank)
+        command = mpi.command(job, table, rank, _script(job))
+    return command, tuple(sorted(environment.items()))
 
 
 def trains(job: JobSpec, rank: int) -> bool:
@@ -53,19 +59,22 @@ def trains(job: JobSpec, rank: int) -> bool:
     return job.strategy not in SERVED or rank == 0
 
 
+def stands_by(job: JobSpec) -> bool:
+    """Whether a process that has made a worker's imports can become a worker: it can not where others start ranks."""
+    return job.kind != "command" and job.strategy not in LAUNCHED
+
+
 def servers_of(job: JobSpec, rank: int) -> tuple[Task, ...]:
     """The processes that a host runs to serve another one that trains."""
     return parameter_server.servers_of(rank) if job.strategy in SERVED else ()
 
 
-def plan_server(
-    job: JobSpec, generation: int, addresses: tuple[str, ...], task: Task
-) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+def plan_server(job: JobSpec, table: RankTable, task: Task) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Command and additional environment of a process that serves; the same in each life within a generation."""
     rank = task.number if task.role == "ps" else task.number + 1
-    servers = _second(addresses, generation)
+    addresses, servers = table.addresses, _second(table.addresses, table.generation)
     environment = {
-        "KEEPSTEP_GENERATION": str(generation),
+        "KEEPSTEP_GENERATION": str(table.generation),
         "KEEPSTEP_RANK": str(rank),
         "KEEPSTEP_SERVER": task.role,
         "TF_CONFIG": parameter_server.tf_config(job.strategy, addresses, servers, task),
@@ -78,7 +87,11 @@ def plan_server(
 
 
 def _command(job: JobSpec) -> tuple[str, ...]:
-    return (*worker_command(job), *_FLAGS[job.kind], job.script, *job.arguments)
+    return (*worker_command(job), *_script(job))
+
+
+def _script(job: JobSpec) -> tuple[str, ...]:
+    return (*_FLAGS[job.kind], job.script, *job.arguments)
 
 
 def _second(addresses: tuple[str, ...], generation: int) -> tuple[str, ...]:

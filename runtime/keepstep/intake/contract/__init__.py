@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from keepstep.intake.contract.environment import read_environment, user_environment
 from keepstep.intake.contract.load import find_code, load_contract
+from keepstep.intake.contract.mpi import read_mpi
 from keepstep.intake.contract.strategy import choose_strategy, count_gpus
 from keepstep.intake.contract.values import BASE, CodeSource, Contract, ContractOptions, Paths
 
@@ -22,6 +23,7 @@ __all__ = [
     "count_gpus",
     "find_code",
     "load_contract",
+    "read_mpi",
     "read_environment",
     "user_environment",
 ]

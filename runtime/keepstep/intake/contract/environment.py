@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -148,7 +149,7 @@ def _properties(contract: Contract, environ: Mapping[str, str]) -> dict[str, Any
         "is_master": contract.is_chief,
         "is_modelparallel_enabled": None,
         "is_smddpmprun_installed": False,
-        "is_smddprun_installed": False,
+        "is_smddprun_installed": shutil.which("smddprun", path=environ.get("PATH")) is not None,
         "job_name": environ.get(_JOB_VARIABLE),
         "log_level": given.get("sagemaker_container_log_level", _LOG_LEVEL),
         "master_hostname": contract.hosts[0],

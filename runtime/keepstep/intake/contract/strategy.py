@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from keepstep.core.launch.mpi import LAUNCHED
 from keepstep.core.launch.parameter_server import SERVED
 from keepstep.errors import ConfigError
 from keepstep.intake.contract.hyperparameters import is_true
@@ -12,8 +13,9 @@ from keepstep.intake.contract.values import Contract
 
 MULTI_WORKER = "sagemaker_multi_worker_mirrored_strategy_enabled"
 PARAMETER_SERVER = "sagemaker_parameter_server_enabled"
-_OTHERS = ("sagemaker_mpi_enabled", "sagemaker_distributed_dataparallel_enabled")
-_OF_SEVERAL = ("multi_worker", *SERVED)
+MPI = "sagemaker_mpi_enabled"
+DATA_PARALLEL = "sagemaker_distributed_dataparallel_enabled"
+_OF_ONE = ("plain", "mirrored")
 _GPU = re.compile(r"nvidia\d+")
 
 
@@ -21,28 +23,23 @@ def choose_strategy(contract: Contract, wanted: str, gpus: int) -> str:
     """The strategy to launch: the policy's, or with `auto` what hyperparameters, hosts and GPUs say.
 
     Raises:
-        ConfigError: what is asked for does not fit the hosts, or is none of keepstep's.
+        ConfigError: what is asked for does not fit the hosts.
     """
-    hosts = len(contract.hosts)
+    hosts, given = len(contract.hosts), contract.hyperparameters
     if wanted != "auto":
-        if wanted not in _OF_SEVERAL and hosts > 1:
-            several = f"{', '.join(_OF_SEVERAL)} or auto"
+        if wanted in _OF_ONE and hosts > 1:
+            several = f"{', '.join(('multi_worker', *SERVED, *LAUNCHED))} or auto"
             raise ConfigError(f"found {wanted} with {hosts} hosts", several, key="launch.strategy")
         if wanted in SERVED and hosts == 1:
             raise ConfigError(f"found {wanted} with one host", "two hosts or more, or auto", key="launch.strategy")
         return wanted
-    for key in _OTHERS:
-        if is_true(contract.hyperparameters.get(key)):
-            raise ConfigError(
-                "found true",
-                f"{MULTI_WORKER}, {PARAMETER_SERVER}, or no distribution",
-                file="hyperparameters.json",
-                key=key,
-                hint="launch.strategy in the policy overrides what the hyperparameters ask for",
-            )
-    if hosts > 1 and is_true(contract.hyperparameters.get(PARAMETER_SERVER)):
+    if hosts > 1 and is_true(given.get(PARAMETER_SERVER)):
         return "parameter_server_v1"
-    if hosts > 1 or is_true(contract.hyperparameters.get(MULTI_WORKER)):
+    if is_true(given.get(MPI)):
+        return "horovod"
+    if is_true(given.get(DATA_PARALLEL)):
+        return "smddp"
+    if hosts > 1 or is_true(given.get(MULTI_WORKER)):
         return "multi_worker"
     return "mirrored" if gpus > 1 else "plain"
 

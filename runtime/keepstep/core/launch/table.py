@@ -1,0 +1,22 @@
+"""The ranks of one generation: which host has which, and where its worker listens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RankTable:
+    """One world of hosts, all in rank order.
+
+    Attributes:
+        generation: its number.
+        hosts: their names.
+        addresses: where each one's worker listens, host and port.
+        full: how many hosts there are where none is missing.
+    """
+
+    generation: int
+    hosts: tuple[str, ...]
+    addresses: tuple[str, ...]
+    full: int

@@ -1,0 +1,1 @@
+"""Stands in for SageMaker's libraries, which are not to be had."""
