@@ -10,14 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keepstep_worker.feeding import data_service
     from keepstep_worker.run import Run, join
 
 __version__ = "0.1.0"
-__all__ = ["Run", "join"]
+__all__ = ["Run", "data_service", "join"]
 
 
 def __getattr__(name: str) -> Any:
     """Import the run API on first use: the agent imports this package for `wire` alone."""
+    if name == "data_service":
+        from keepstep_worker import feeding
+
+        return feeding.data_service
     if name in __all__:
         from keepstep_worker import run
 

@@ -4,7 +4,8 @@
     PYTHON -m keepstep_worker -m MODULE ARGS...      as PYTHON -m MODULE ARGS...
     PYTHON -m keepstep_worker --exec PROGRAM ARGS... becomes another program, which no interpreter is looked into
     PYTHON -m keepstep_worker --serve                TensorFlow's server of the task that TF_CONFIG names
-    PYTHON -m keepstep_worker --rank ...             each of these but the last as a rank that mpirun has started
+    PYTHON -m keepstep_worker --feed ROLE            a part of tf.data's service (see `feeding`)
+    PYTHON -m keepstep_worker --rank ...             the first three, as a rank that mpirun has started
     PYTHON -m keepstep_worker --mpirun WORDS...      mpirun, and what it needs on this and on other hosts:
                                                      --orted, --reach (see `ranks` and `launcher`)
 
@@ -74,9 +75,9 @@ def main() -> None:
     if sys.argv[1] in _LAUNCHERS:
         _LAUNCHERS[sys.argv[1]](sys.argv[2:])
     pid = os.getpid()
-    if sys.argv[1] == "--serve":
+    if sys.argv[1] in ("--serve", "--feed"):
         try:
-            _serve()
+            _serve() if sys.argv[1] == "--serve" else _feed(sys.argv[2], server)
         except BaseException as error:
             _report(error, server, pid)
             raise
@@ -167,6 +168,12 @@ def _serve() -> None:
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     server = tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id)
     server.join()
+
+
+def _feed(role: str, server: identity.Identity | None) -> None:
+    from keepstep_worker import feeding
+
+    feeding.run(role, 0 if server is None else server.generation)
 
 
 def _execute(command: list[str]) -> NoReturn:

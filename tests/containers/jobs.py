@@ -47,6 +47,7 @@ class Job:
         environment: beside the store's credentials.
         options: of `docker run`.
         words: what the image is started with.
+        groups: the hosts of each instance group, if there are any.
     """
 
     cluster: Cluster
@@ -59,6 +60,7 @@ class Job:
     words: Sequence[str] = ("train",)
     owner: int = 0
     image: str = IMAGE
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> Job:
@@ -90,7 +92,10 @@ class Job:
         """Put in what the platform would."""
         base = self.base(host)
         documents = {
-            "resourceconfig": {"current_host": host, "hosts": list(self.hosts), "network_interface_name": "eth0"},
+            "resourceconfig": {
+                **{"current_host": host, "hosts": list(self.hosts), "network_interface_name": "eth0"},
+                **self._described(host),
+            },
             "hyperparameters": {
                 "sagemaker_program": json.dumps(self.script),
                 "out": json.dumps("/opt/ml/model"),
@@ -106,6 +111,17 @@ class Job:
         if self.owner:
             for path in (base, *base.rglob("*")):
                 shutil.chown(path, self.owner, self.owner)
+
+    def _described(self, host: str) -> dict[str, Any]:
+        """The instance groups, as the platform tells a host of them."""
+        kind = "ml.c5.xlarge"
+        own = [name for name, hosts in self.groups.items() if host in hosts]
+        listed = [
+            {"instance_group_name": name, "instance_type": kind, "hosts": list(hosts)}
+            for name, hosts in self.groups.items()
+        ]
+        found = {"current_instance_type": kind, "instance_groups": listed, "current_group_name": "".join(own)}
+        return found if listed else {}
 
     # --- what is done to it ------------------------------------------------------------------------------------------
 

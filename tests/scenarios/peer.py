@@ -137,14 +137,14 @@ class Peer:
 
     def _ack(self, generation: GenerationRecord) -> None:
         key = f"acks/{generation.number}/algo-1"
-        mine = self.stage.records.get(key)
-        if mine is None:
+        mine, _ = self.stage.records.get(key, (None, 0))
+        if mine is None and generation.asks("one"):
             return
-        held = mine[0].held
+        held = () if mine is None else mine.held
         if self.holds_only is not None:
             held = tuple(each for each in held if each.step == self.holds_only)
         failure, self.failure, self.done, self.stall = self.failure, None, False, None
-        completed = mine[0].completed
+        completed = 0 if mine is None else mine.completed
         self._put(AckRecord(generation.number, self.host, self.node_id, completed, held, failure))
 
     def _status(self) -> None:
@@ -152,7 +152,7 @@ class Peer:
         if generation is None or generation.phase is Phase.FORMING or not generation.has(self.node_id):
             return
         mine = self.stage.records.get("status/algo-1")
-        if mine is None and self.failure is None:
+        if mine is None and self.failure is None and generation.has("one"):
             return
         seen = mine[0] if mine is not None else StatusRecord(self.host, "", generation.number, Standing.RUNNING)
         standing = Standing.DONE if self.done else seen.standing

@@ -35,15 +35,18 @@ LEASE_S = 5.0
 class Stage(Watched, Operated):
     """A node, what it is surrounded by, and what is out of order there."""
 
-    def __init__(self, hosts: int = 2, store: bool = True, knobs: tuple[str, ...] = (), peer: str = "algo-2") -> None:
+    def __init__(
+        self, hosts: int = 2, store: bool = True, knobs: tuple[str, ...] = (), peer: str = "algo-2", feeder: str = ""
+    ) -> None:
         more = tuple(f"algo-{n}" for n in range(3, hosts + 1))
         names = tuple(sorted(("algo-1", peer))) + more if hosts > 1 else ("algo-1",)
+        names = (*(name for name in names if name != feeder), *filter(None, [feeder]))
         policy = load_policy("default", knobs)
         strategy = "multi_worker" if policy.launch.strategy == "auto" else policy.launch.strategy
         job = JobSpec(
             name="job", host="algo-1", hosts=names, node_id="one", boot=0, address="10.0.0.1", port_base=20000,
             run="run1", strategy=strategy, python="python", script="train.py", arguments=(), has_store=store,
-            etcd_hosts=first_etcd_hosts(names),
+            etcd_hosts=first_etcd_hosts(names), feeders=tuple(filter(None, [feeder])),
             watch="/checkpoints" if any(knob.startswith("checkpoint.watch=") for knob in knobs) else "",
         )  # fmt: skip
         super().__init__()

@@ -42,7 +42,8 @@ def play(text: str) -> str:
 def build(settings: list[str]) -> Stage:
     values = dict(setting.split("=", 1) for setting in settings)
     hosts, store, peer = values.pop("hosts", "2"), values.pop("store", "yes"), values.pop("peer", "algo-2")
-    return Stage(int(hosts), store == "yes", tuple(f"{key}={value}" for key, value in values.items()), peer)
+    feeder = values.pop("feeder", "")
+    return Stage(int(hosts), store == "yes", tuple(f"{key}={value}" for key, value in values.items()), peer, feeder)
 
 
 def perform(stage: Stage, words: list[str]) -> None:

@@ -203,7 +203,7 @@ def test_an_external_etcd_leaves_its_port_to_others():
         {"coordination": {"endpoints": []}},
         {"coordination": {"endpoints": ["10.0.0.1"]}},
         {"telemetry": {"listen": "localhost:70000"}},
-        {"launch": {"strategy": "horovod"}},
+        {"launch": {"strategy": "deepspeed"}},
         {"launch": {"python": ""}},
         {"version": 2},
         {"surprise": 1},

@@ -52,6 +52,7 @@ class Launcher:
         """Args: environment: the user's whole environment, to which each worker's own is added."""
         self._host, self._environment, self._code_dir = host, dict(environment), places.code
         self._failure_file, self._errors = places.failure_file, places.scratch / "errors"
+        self._work = places.scratch.absolute() / "work"
         self.link, self.standbys, self.log = link, standbys, log
         self._errors.mkdir(parents=True, exist_ok=True)
         self._guest = make_guest(places.scratch / "guest")
@@ -93,10 +94,11 @@ class Launcher:
         """
         file = self.error_file(action.server_id)
         file.unlink(missing_ok=True)
+        given = {"KEEPSTEP_FAILURE_FILE": str(file), "KEEPSTEP_WORK_DIR": str(self._work)}
         spec = WorkerSpec(
             worker_id=action.server_id,
             argv=action.command,
-            env=self._whole(dict(action.environment) | {"KEEPSTEP_FAILURE_FILE": str(file)}),
+            env=self._whole(dict(action.environment) | given),
             prefix=f"[{self._host} {action.title}] ",
             cwd=str(self._code_dir),
         )

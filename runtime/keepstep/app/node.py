@@ -117,6 +117,10 @@ class Agent:
         """Say who this is."""
         job, deaf = self._setup.job, deaf_process(self._setup.contract.paths)
         self.log(f"node {job.node_id}, rank table of {len(job.hosts)} hosts, metrics on port {port}")
+        if job.host in job.feeders:
+            self.log("this host trains nothing: it runs tf.data's service for those that do")
+        elif job.host in job.idle:
+            self.log("this host's instance group has no part in the training: it waits for the end of the job")
         if deaf:
             self.log(f"process 1 is {deaf} and passes no SIGTERM on: a stop saves nothing; start me by `exec keepstep`")
 

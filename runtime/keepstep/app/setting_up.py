@@ -29,6 +29,7 @@ from keepstep.intake.contract import (
     count_gpus,
     find_code,
     load_contract,
+    parts_of,
     read_mpi,
     user_environment,
 )
@@ -80,11 +81,12 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
     policy = load_policy(contract.policy_source, options.overrides)
     named = contract.store or policy.checkpoint.store
     store = None if named == "none" else named
-    host, hosts = contract.current_host, contract.hosts
+    parts = parts_of(contract, policy.launch.data_service)
+    host, hosts = contract.current_host, tuple(each for part in parts for each in part)
     if len(hosts) > 1 and store is None and policy.coordination.endpoints == "embedded":
         demand_trust_off(policy)
     gpus = count_gpus()
-    strategy = choose_strategy(contract, policy.launch.strategy, gpus)
+    strategy = choose_strategy(contract, policy.launch.strategy, gpus, len(parts.trainers))
     nonce = uuid.uuid4().hex[:8]
     job = JobSpec(
         name=contract.job_name,
@@ -103,6 +105,8 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         etcd_hosts=first_etcd_hosts(hosts) if policy.coordination.endpoints == "embedded" else (),
         watch=watched_folder(policy.checkpoint.watch, contract, store),
         kind=contract.kind,
+        feeders=parts.feeders,
+        idle=parts.idle,
         mpi=read_mpi(contract, strategy, policy.launch.ranks, gpus, has_program(SMDDPRUN, environ)),
     )
     environment = user_environment(contract, environ)

@@ -9,7 +9,7 @@ from keepstep.core.state import Turn
 
 def limits(turn: Turn) -> tuple[int, int]:
     """The fewest and the most hosts that may train together; `all` is as many as the job has."""
-    whole, wanted = len(turn.state.job.hosts), turn.state.policy.elastic.hosts
+    whole, wanted = len(turn.state.job.trainers), turn.state.policy.elastic.hosts
     least = 2 if turn.state.job.strategy in SERVED else 1  # a chief alone has nobody to serve it
     low = whole if wanted.min == "all" else min(max(wanted.min, least), whole)
     return low, whole if wanted.max == "all" else min(max(wanted.max, least), whole)
@@ -18,14 +18,25 @@ def limits(turn: Turn) -> tuple[int, int]:
 def wanted_hosts(turn: Turn) -> int:
     """How many hosts are to train where all are well: no more than the policy allows, no cordoned one."""
     state = turn.state
-    usable = len(state.job.hosts) - sum(1 for host in state.cluster.cordons if host in state.job.hosts)
+    usable = len(state.job.trainers) - sum(1 for host in state.cluster.cordons if host in state.job.trainers)
     return min(limits(turn)[1], usable)
 
 
 def candidates(turn: Turn) -> list[str]:
     """The hosts that are there and may take part, in the job's order."""
     nodes, cordons = turn.state.cluster.nodes, turn.state.cluster.cordons
-    return [host for host in turn.state.job.hosts if host in nodes and host not in cordons]
+    return [host for host in turn.state.job.trainers if host in nodes and host not in cordons]
+
+
+def feeders(turn: Turn) -> tuple[Member, ...]:
+    """The hosts that are there and run tf.data's service, in the job's order."""
+    nodes = turn.state.cluster.nodes
+    return _members(turn, [host for host in turn.state.job.feeders if host in nodes])
+
+
+def _members(turn: Turn, hosts: list[str]) -> tuple[Member, ...]:
+    nodes = (turn.state.cluster.nodes[host].record for host in hosts)
+    return tuple(Member(node.host, node.node_id, node.address, node.port_base, node.peer_port) for node in nodes)
 
 
 def chosen(turn: Turn, former: tuple[Member, ...]) -> tuple[Member, ...]:
@@ -35,14 +46,14 @@ def chosen(turn: Turn, former: tuple[Member, ...]) -> tuple[Member, ...]:
         known = {member.host for member in former}
         kept = set(sorted(hosts, key=lambda host: host not in known)[:most])
         hosts = [host for host in hosts if host in kept]
-    nodes = (turn.state.cluster.nodes[host].record for host in hosts)
-    return tuple(Member(node.host, node.node_id, node.address, node.port_base, node.peer_port) for node in nodes)
+    return _members(turn, hosts)
 
 
 def stands(turn: Turn, generation: GenerationRecord) -> bool:
     """Whether a generation that forms has the members that would be chosen now."""
     cluster = turn.state.cluster
-    if not cluster.tally.gone and not cluster.cordons and len(cluster.nodes) == len(generation.members):
+    here = len(cluster.nodes)
+    if not (cluster.tally.gone or cluster.cordons or _has_others(turn)) and here == len(generation.members):
         return True
     return generation.members == chosen(turn, generation.members)
 
@@ -50,20 +61,25 @@ def stands(turn: Turn, generation: GenerationRecord) -> bool:
 def _there(turn: Turn) -> int:
     """How many hosts are there and may take part."""
     cluster = turn.state.cluster
-    return len(candidates(turn)) if cluster.cordons else len(cluster.nodes)
+    return len(candidates(turn)) if cluster.cordons or _has_others(turn) else len(cluster.nodes)
+
+
+def _has_others(turn: Turn) -> bool:
+    """Whether the job has hosts that are not there to train."""
+    return bool(turn.state.job.feeders or turn.state.job.idle)
 
 
 def enough(turn: Turn) -> bool:
-    """Whether as many hosts are there as the policy asks for at the least."""
-    return _there(turn) >= limits(turn)[0]
+    """Whether as many hosts are there as the policy asks for at the least, and somebody to feed them."""
+    return _there(turn) >= limits(turn)[0] and not (turn.state.job.feeders and not feeders(turn))
 
 
 def gathered(turn: Turn) -> bool:
     """Whether to start with those who are there: all that are wanted, or enough, with the others waited for."""
     state, there = turn.state, _there(turn)
-    if there < limits(turn)[0]:
+    if not enough(turn):
         return False
-    if there >= wanted_hosts(turn):
+    if there >= wanted_hosts(turn) and len(feeders(turn)) == len(state.job.feeders):
         return True
     lost = [since for host, since in state.absent.items() if host not in state.cluster.cordons]
     until = max(lost, default=turn.now) + state.policy.elastic.wait_for_return

@@ -192,7 +192,7 @@ def _propose(turn: Turn, old: GenerationRecord, reason: Reason) -> None:
         lost_steps=0,
         pause="",
     )
-    turn.put(record, reason, f"generation {record.number}, {len(members)} of {len(turn.state.job.hosts)} hosts")
+    turn.put(record, reason, f"generation {record.number}, {len(members)} of {len(turn.state.job.trainers)} hosts")
 
 
 def _settle(turn: Turn, generation: GenerationRecord) -> None:
@@ -250,13 +250,14 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
         falls=() if verdict.skip else distrust.falls_of(generation, root, records),  # the state was not to blame
         root=root,
         leaving=(),
+        feeders=elastic.feeders(turn),
         settled=generation.number,
         files=files.wanted(turn, records),
     )
     if turn.put(ready, Reason.WORLD_STARTS, f"generation {ready.number} at step {start}"):
         turn.because(reason)
         if len(ready.members) < elastic.wanted_hosts(turn):
-            turn.because(Reason.WORLD_SHRINKS, f"{len(ready.members)} of {len(state.job.hosts)} hosts")
+            turn.because(Reason.WORLD_SHRINKS, f"{len(ready.members)} of {len(state.job.trainers)} hosts")
         if root is not None:
             turn.because(verdict.reason, describe(root))
 

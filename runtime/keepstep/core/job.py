@@ -39,7 +39,7 @@ class JobSpec:
     Attributes:
         name: the job's name; the prefix of its keys in etcd and in the store.
         host: this host's name, one of `hosts`.
-        hosts: every host of the job, in natural order.
+        hosts: every host of the job: those that train, the feeders, the idle ones, each in natural order.
         node_id: this incarnation of the supervisor: host and boot nonce, never used twice.
         boot: how often this host's agent was started before, 0 at first.
         address: where other hosts reach this one's workers.
@@ -54,6 +54,8 @@ class JobSpec:
         etcd_hosts: the hosts that start an etcd member at first; empty where there is one already, or none is needed.
         peer_port: where this host gives others what is in its slabs; 0: nowhere.
         kind: what kind of thing `script` is.
+        feeders: those of the hosts that do not train, but run tf.data's service for those that do.
+        idle: those that neither train nor feed: of an instance group without a part.
         mpi: how ranks are started where mpirun does that; else None.
         watch: the folder in which the script may write checkpoints of its own; empty where none is watched.
     """
@@ -76,6 +78,13 @@ class JobSpec:
     watch: str = ""
     kind: EntryKind = "script"
     mpi: MpiSpec | None = None
+    feeders: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+
+    @property
+    def trainers(self) -> tuple[str, ...]:
+        """The hosts that may train."""
+        return self.hosts[: len(self.hosts) - len(self.feeders) - len(self.idle)]
 
     @property
     def keeps_etcd(self) -> bool:

@@ -51,6 +51,10 @@ class Launch(Section):
         0, "Ranks that mpirun starts on each host; 0: as many as the platform says, or one for each GPU.", unit="count",
         failure="GPUs without a rank, or ranks without a GPU", ge=0, le=1024, strict=True,
     )  # fmt: skip
+    data_service: str = knob(
+        "none", "The instance group whose hosts run tf.data's service for those that train, or none.", unit="name",
+        failure="GPUs that wait for data", min_length=1, max_length=64,
+    )  # fmt: skip
     arguments: Literal["exec", "shell"] = knob(
         "exec", "How the script gets its arguments: as they are, or as a shell splits and expands them.", unit="name",
         failure="a script that relies on what older toolkits made of a value with blanks in it",

@@ -167,6 +167,7 @@ class GenerationRecord:
         run: nonce of the run, part of object names in the store.
         root: the failure that came first.
         together: all who were left have stopped their workers once the job had ended: everybody may leave.
+        feeders: who runs tf.data's service for the members, the dispatcher's host first; they are no members.
         leaving: nodes that are no members any more and may still run something: they have to stop it first.
         settled: the newest generation that was ready, and so may have commits under way; 0 for none.
         files: manifest of the script's own files that all members put back; empty for none.
@@ -200,6 +201,7 @@ class GenerationRecord:
     verdict: str = ""
     root: Failure | None = None
     leaving: tuple[Member, ...] = ()
+    feeders: tuple[Member, ...] = ()
     together: bool = False
     settled: int = 0
     files: str = ""
@@ -213,6 +215,10 @@ class GenerationRecord:
     def asks(self, node_id: str) -> bool:
         """Whether this incarnation of a node is to acknowledge the generation while it forms."""
         return any(member.node_id == node_id for member in (*self.members, *self.leaving))
+
+    def feeds(self, host: str) -> int:
+        """The host's place among those that run tf.data's service, -1 for one that does not."""
+        return next((place for place, feeder in enumerate(self.feeders) if feeder.host == host), -1)
 
     def rank_of(self, host: str) -> int:
         """The host's rank, -1 for a host that is not a member."""

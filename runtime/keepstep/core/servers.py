@@ -1,7 +1,8 @@
-"""Processes that serve the job's chief: parameter servers, and the workers that it gives work to.
+"""Processes that serve those that train: parameter servers, the workers that a chief gives work to, tf.data's service.
 
 All state is on the parameter servers and with the chief: if one of these is lost, the world starts anew, from the files
-that the script has written. A worker holds nothing: it is replaced at its own address, within the generation.
+that the script has written. A worker holds nothing: it is replaced at its own address, within the generation. So are
+the parts of tf.data's service, on hosts that are no members of it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from keepstep.core.actions import StartServer, StopWorker
 from keepstep.core.events import WorkerExited
 from keepstep.core.facts import Recovery, Replacement, Server
-from keepstep.core.launch import plan_server, servers_of
+from keepstep.core.launch import plan_feeder, plan_server, servers_of
+from keepstep.core.launch.data_service import DISPATCHER, FEEDER, tasks_of
 from keepstep.core.membership import is_registered
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Failure, GenerationRecord, Phase
@@ -31,9 +33,9 @@ def stop_older(turn: Turn, generation: GenerationRecord | None) -> None:
 def start(turn: Turn) -> None:
     """Start what this host is to serve with in a ready generation, and what is missing of it again."""
     state, generation = turn.state, turn.generation
-    if generation is None or generation.phase is not Phase.READY or not turn.is_member or not is_registered(turn):
+    if generation is None or generation.phase is not Phase.READY or not serves(turn) or not is_registered(turn):
         return
-    failed = state.failure is not None and state.failure_generation == generation.number
+    failed = turn.is_member and state.failure is not None and state.failure_generation == generation.number
     if (
         failed
         or state.done == generation.number
@@ -42,20 +44,27 @@ def start(turn: Turn) -> None:
         or any(server.stopping for server in state.servers)
     ):
         return
-    rank = generation.rank_of(state.job.host)
-    for task in servers_of(state.job, rank):
+    rank, position = generation.rank_of(state.job.host), generation.feeds(state.job.host)
+    for task in servers_of(state.job, rank) if turn.is_member else tasks_of(position):
         lives = [s for s in state.servers if (s.generation, s.role, s.number) == (generation.number, *task)]
         if not lives and (task.role == "ps" or _is_due(turn, generation)):
             server = Server(f"{state.job.node_id}.s{turn.state.serves}", generation.number, rank, *task)
             kept = tuple(each for each in turn.state.servers if each.generation == generation.number)
             turn.set(servers=(*kept, server), serves=turn.state.serves + 1)
-            plan = plan_server(state.job, table_of(generation, len(generation.members)), task)
+            table = table_of(generation, len(generation.members))
+            plan = plan_server(state.job, table, task) if rank >= 0 else plan_feeder(state.job, table, task, position)
             title = f"{task.role} {task.number}"
             turn.do(
                 StartServer(server.server_id, title, *plan),
                 Reason.SERVER_STARTS,
                 f"{title} of generation {generation.number}",
             )
+
+
+def serves(turn: Turn) -> bool:
+    """Whether this host may run anything in the generation at hand."""
+    generation = turn.generation
+    return generation is not None and (turn.is_member or generation.feeds(turn.state.job.host) >= 0)
 
 
 def _is_due(turn: Turn, generation: GenerationRecord) -> bool:
@@ -100,7 +109,8 @@ def _fails(turn: Turn, server: Server, failure: Failure) -> None:
     kept = tuple(each for each in turn.state.replaced if each.at > turn.now - longest_window_s(policy))
     recent = (each for each in kept if each.rule == rule.own and each.at > turn.now - budget.window_s)
     spent = sum(1 for _ in recent) >= budget.count
-    if server.role == "worker" and rule.respond == "restart" and not spent:
+    feeds = server.role in (DISPATCHER, FEEDER)  # without it nothing is lost, and nobody here could end the world
+    if feeds or (server.role == "worker" and rule.respond == "restart" and not spent):
         turn.set(replaced=(*kept, Replacement(server.generation, turn.now, rule.own)))
         turn.because(Reason.SERVER_REPLACED, why)
         return

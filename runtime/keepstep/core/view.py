@@ -242,8 +242,12 @@ def peers_of(generation: GenerationRecord, rank: int) -> tuple[tuple[str, str, i
 def table_of(generation: GenerationRecord, full: int) -> RankTable:
     """Who the members are and where their workers listen, of `full` hosts where none is missing."""
     number, members = generation.number, generation.members
-    addresses = tuple(f"{each.address}:{port_from(each.port_base, number)}" for each in members)
-    return RankTable(number, tuple(each.host for each in members), addresses, full)
+    feeders = _addresses(generation.feeders, number)
+    return RankTable(number, tuple(each.host for each in members), _addresses(members, number), full, feeders)
+
+
+def _addresses(hosts: tuple[Member, ...], number: int) -> tuple[str, ...]:
+    return tuple(f"{each.address}:{port_from(each.port_base, number)}" for each in hosts)
 
 
 def leavers(cluster: Cluster, old: GenerationRecord, members: tuple[Member, ...]) -> tuple[Member, ...]:

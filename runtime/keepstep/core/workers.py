@@ -44,8 +44,9 @@ _STATUS_EVERY_S = 2.0
 def stop_older(turn: Turn) -> None:
     """Stop every worker that does not belong to a ready generation of which this node is a member under a lease."""
     generation = turn.generation
-    ready = generation is not None and generation.phase is Phase.READY and turn.is_member and turn.has_lease
-    servers.stop_older(turn, generation if ready else None)
+    stands = generation is not None and generation.phase is Phase.READY and turn.has_lease
+    servers.stop_older(turn, generation if stands and servers.serves(turn) else None)
+    ready = stands and turn.is_member
     for worker in turn.state.workers:
         if worker.stopping or (ready and generation is not None and worker.generation == generation.number):
             continue

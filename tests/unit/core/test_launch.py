@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.job import PORT_SPAN, MpiSpec, port_from
-from keepstep.core.launch import plan_server, plan_worker, servers_of, stands_by, trains
+from keepstep.core.launch import plan_feeder, plan_server, plan_worker, servers_of, stands_by, trains
+from keepstep.core.launch.data_service import tasks_of
 from keepstep.core.launch.multi_worker import tf_config
 from keepstep.core.launch.table import RankTable
 from keepstep.core.policy import Policy
@@ -181,3 +182,22 @@ def test_no_standby_becomes_a_rank():
     assert stands_by(a_job())
     assert not stands_by(a_job(strategy="horovod"))
     assert not stands_by(a_job(kind="command"))
+
+
+def test_workers_are_told_where_their_data_come_from_and_feeders_where_they_listen():
+    world = RankTable(3, ("algo-1",), ADDRESSES[:1], 1, ("10.0.0.8:20003", "10.0.0.9:20003"))
+    environment = dict(plan_worker(a_job(), world, 0, Policy())[1])
+    assert environment["KEEPSTEP_DATA_SERVICE"] == "grpc://10.0.0.8:20003"
+    assert "KEEPSTEP_DATA_SERVICE" not in dict(plan_worker(a_job(), table(ADDRESSES), 0, Policy())[1])
+    found = {}
+    for position in (0, 1):
+        for task in tasks_of(position):
+            command, values = plan_feeder(a_job(), world, task, position)
+            assert command == ("python3", "-m", "keepstep_worker", "--feed", task.role)
+            assert dict(values)["KEEPSTEP_DATA_SERVICE"] == "grpc://10.0.0.8:20003"
+            found[f"{task.role} {task.number}"] = dict(values)["KEEPSTEP_LISTEN"]
+    assert found == {
+        "dispatcher 0": "10.0.0.8:20003",
+        "feeder 0": "10.0.0.8:20253",
+        "feeder 1": "10.0.0.9:20253",
+    }

@@ -259,7 +259,7 @@ POLICIES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "a section that is a word": ("version: 1\nrestart: never\n", ("p.yaml:2", "restart", "found never", "a section")),
     "a budget": ("version: 1\nrestart: {budget: 8 an hour}\n", ("restart.budget", "8 an hour", "8 per 1h")),
     "a cadence": ("version: 1\ncheckpoint: {every: often}\n", ("checkpoint.every", "often", "500 steps")),
-    "a name": ("version: 1\nlaunch: {strategy: horovod}\n", ("launch.strategy", "found horovod", "multi_worker")),
+    "a name": ("version: 1\nlaunch: {strategy: deepspeed}\n", ("launch.strategy", "found deepspeed", "multi_worker")),
     "a cause": (
         "version: 1\nfailures:\n- {cause: any_gpu, respond: stop}\n",
         ("p.yaml:3", "failures[0].cause", "any_gpu", "gpu_fault"),

@@ -120,7 +120,7 @@ def test_scalars_are_what_yaml_1_2_makes_of_them(text, value):
 
 def test_the_first_complaint_names_the_others(tmp_path):
     (tmp_path / "p.yaml").write_text(
-        "version: 1\nrestart:\n  ceiling: many\n  budget: 8\nlaunch: {strategy: horovod}\n"
+        "version: 1\nrestart:\n  ceiling: many\n  budget: 8\nlaunch: {strategy: deepspeed}\n"
     )
     with pytest.raises(ConfigError) as caught:
         load_policy(tmp_path / "p.yaml")

@@ -7,7 +7,7 @@ enter: starting a process, the environment of the agent itself, a file. Start re
 from __future__ import annotations
 
 from keepstep.core.job import PORT_SPAN, EntryKind, JobSpec, port_from
-from keepstep.core.launch import mpi, multi_worker, parameter_server
+from keepstep.core.launch import data_service, mpi, multi_worker, parameter_server
 from keepstep.core.launch.mpi import LAUNCHED
 from keepstep.core.launch.parameter_server import SERVED, Task
 from keepstep.core.launch.table import RankTable
@@ -42,6 +42,8 @@ def plan_worker(
         "KEEPSTEP_HEARTBEAT_S": f"{_HEARTBEATS * policy.coordination.lease:g}",
         "KEEPSTEP_REGISTER_S": f"{policy.hang.first_step:g}",
     }
+    if table.feeders:
+        environment["KEEPSTEP_DATA_SERVICE"] = f"{data_service.PROTOCOL}://{table.feeders[0]}"
     if job.strategy == "multi_worker":
         environment["TF_CONFIG"] = multi_worker.tf_config(addresses, rank)
     elif job.strategy in SERVED:
@@ -84,6 +86,22 @@ def plan_server(job: JobSpec, table: RankTable, task: Task) -> tuple[tuple[str, 
         environment["CUDA_VISIBLE_DEVICES"] = "-1"  # the GPUs are the chief's or the worker's on this host
     command = (*worker_command(job), "--serve") if own else _command(job)
     return command, tuple(sorted(environment.items()))
+
+
+def plan_feeder(
+    job: JobSpec, table: RankTable, task: Task, position: int
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Command and additional environment of a part of tf.data's service, on the feeding host at this position."""
+    is_worker = task.role == data_service.FEEDER
+    own = _second(table.feeders, table.generation)[position] if is_worker else table.feeders[0]
+    environment = {
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "KEEPSTEP_DATA_SERVICE": f"{data_service.PROTOCOL}://{table.feeders[0]}",
+        "KEEPSTEP_GENERATION": str(table.generation),
+        "KEEPSTEP_LISTEN": own,
+        "KEEPSTEP_SERVER": task.role,
+    }
+    return (*worker_command(job), "--feed", task.role), tuple(sorted(environment.items()))
 
 
 def _command(job: JobSpec) -> tuple[str, ...]:

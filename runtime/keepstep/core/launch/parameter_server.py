@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 from typing import Literal, NamedTuple
 
-Role = Literal["ps", "worker"]
+Role = Literal["ps", "worker", "dispatcher", "feeder"]
 SERVED = ("parameter_server", "parameter_server_v1")
 """The strategies in which the first host's worker trains, and all other processes serve it."""
 
 
 class Task(NamedTuple):
-    """One of the processes that serve the chief, by its role and its number within that."""
+    """One of the processes that serve those that train, by its role and its number within that."""
 
     role: Role
     number: int

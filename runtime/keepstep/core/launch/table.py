@@ -14,9 +14,11 @@ class RankTable:
         hosts: their names.
         addresses: where each one's worker listens, host and port.
         full: how many hosts there are where none is missing.
+        feeders: where each host that runs tf.data's service has a port, the dispatcher's first.
     """
 
     generation: int
     hosts: tuple[str, ...]
     addresses: tuple[str, ...]
     full: int
+    feeders: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ Start reading at `load_contract`.
 from __future__ import annotations
 
 from keepstep.intake.contract.environment import read_environment, user_environment
+from keepstep.intake.contract.groups import parts_of
 from keepstep.intake.contract.load import find_code, load_contract
 from keepstep.intake.contract.mpi import read_mpi
 from keepstep.intake.contract.strategy import choose_strategy, count_gpus
@@ -23,6 +24,7 @@ __all__ = [
     "count_gpus",
     "find_code",
     "load_contract",
+    "parts_of",
     "read_mpi",
     "read_environment",
     "user_environment",

@@ -19,13 +19,16 @@ _OF_ONE = ("plain", "mirrored")
 _GPU = re.compile(r"nvidia\d+")
 
 
-def choose_strategy(contract: Contract, wanted: str, gpus: int) -> str:
+def choose_strategy(contract: Contract, wanted: str, gpus: int, hosts: int = 0) -> str:
     """The strategy to launch: the policy's, or with `auto` what hyperparameters, hosts and GPUs say.
+
+    Args:
+        hosts: how many of the job's train, 0 for all of them.
 
     Raises:
         ConfigError: what is asked for does not fit the hosts.
     """
-    hosts, given = len(contract.hosts), contract.hyperparameters
+    hosts, given = hosts or len(contract.hosts), contract.hyperparameters
     if wanted != "auto":
         if wanted in _OF_ONE and hosts > 1:
             several = f"{', '.join(('multi_worker', *SERVED, *LAUNCHED))} or auto"
