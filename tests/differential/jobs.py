@@ -97,7 +97,10 @@ def make_job(seed: int, hosts: int = 1) -> Job:
         environ["PYTHONPATH"] = "/somewhere:/else"
     if hosts > 1 or chance.random() < 0.3:
         hyperparameters["sagemaker_multi_worker_mirrored_strategy_enabled"] = chance.choice(["true", "true", "false"])
-    return Job(hyperparameters, _resources(chance, hosts), _channels(chance), environ)
+    resources = _resources(chance, hosts)
+    if len(resources.get("instance_groups", ())) > 1:
+        hyperparameters["sagemaker_distribution_instance_groups"] = '["workers"]'
+    return Job(hyperparameters, resources, _channels(chance), environ)
 
 
 _PROGRAMS = ("train.py", '"train.py"', "sub/train.py", '"run.sh"', "program")
@@ -111,7 +114,8 @@ def _resources(chance: random.Random, hosts: int) -> dict[str, Any]:
     if chance.random() < 0.3:
         return found | {"current_instance_type": "local"} if chance.random() < 0.5 else found
     kinds = ["ml.p4d.24xlarge", "ml.c5.xlarge"]
-    split = hosts  # a job of several groups in which only some train has no like in keepstep yet
+    split = chance.randint(1, hosts) if hosts > 1 and chance.random() < 0.5 else hosts
+    found["current_host"] = chance.choice(names[:split])  # another one has no part in the training
     members = [names[:split], names[split:]]
     groups = [
         {"instance_group_name": name, "instance_type": kind, "hosts": each}

@@ -80,9 +80,9 @@ def planned(job: Job, base: Path, told: Path) -> dict[str, str]:
     """The environment that a worker of a job of several hosts would be started with."""
     words = ["--base-dir", str(base), "--scratch-dir", str(base / "scratch"), "--set", f"launch.python={TOOLKIT}"]
     setup = read_setup(parse_train_options([*words, "--set", "coordination.tls=off"]), common(job, told), 0)
-    addresses = tuple(f"{host}:20001" for host in setup.job.hosts)
-    rank = setup.job.hosts.index(setup.job.host)
-    table = RankTable(1, setup.job.hosts, addresses, len(addresses))
+    trainers = setup.job.trainers
+    addresses, rank = tuple(f"{host}:20001" for host in trainers), trainers.index(setup.job.host)
+    table = RankTable(1, trainers, addresses, len(addresses))
     _, more = plan_worker(setup.job, table, rank, setup.policy)
     return setup.environment | dict(more)
 
