@@ -43,7 +43,8 @@ def epochs(job: Job, generation: int = 1) -> dict[int, Counter[int]]:
 
 def feeders(job: Job, role: str) -> list[int]:
     """Pids of the processes of a part of the service, in its container."""
-    look = f"for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline | grep -q -- '--feed {role}' && basename $p; done; true"
+    sought = f"--feed [{role[0]}]{role[1:]}"  # which the words of this very look do not match
+    look = f"for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline | grep -q -- '{sought}' && basename $p; done; true"
     return [int(word) for word in job.inside("algo-1", "sh", "-c", look).stdout.split()]
 
 
@@ -53,7 +54,7 @@ def test_every_sample_of_an_epoch_goes_to_one_rank_and_a_dead_worker_of_the_serv
     with job_of(cluster, tmp_path, store, gate=f"{GATE_AT}:{GATE}") as job:
         job.wait_for(lambda: len(epochs(job).get(1, ())) == SAMPLES, "the first epoch")
         (worker,) = feeders(job, "feeder")
-        job.inside("algo-1", "kill", "-9", str(worker))
+        job.inside("algo-1", "sh", "-c", f"kill -9 {worker}")
         job.wait_for(lambda: [pid for pid in feeders(job, "feeder") if pid != worker], "another worker of the service")
         job.open_gate()
         assert job.wait() == dict.fromkeys(job.hosts, 0), job.told()

@@ -70,6 +70,28 @@ def test_a_worker_is_replaced_while_chief_and_parameter_servers_stay(tmp_path: P
     assert EPOCHS * STEPS <= count <= EPOCHS * STEPS + 1  # what a dying worker had done may be done again
 
 
+def test_an_evaluator_sees_what_the_chief_has_saved_and_is_replaced_in_its_place(tmp_path: Path) -> None:
+    options = (*OPTIONS, "--set", "launch.evaluator=on")
+    job = LocalRun(tmp_path / "run", "served.py", [f"--epochs={EPOCHS}", f"--steps={STEPS}"], options, hosts=2)
+    with job as run:
+
+        def evaluated() -> list[tuple[int, int]]:
+            path = run.folder / "results" / "evaluated"
+            lines = path.read_text().splitlines() if path.exists() else []
+            return [(int(pid), int(epoch)) for pid, epoch in map(str.split, lines)]
+
+        run.wait_for(lambda: evaluated(), "an evaluation")
+        before = tasks(run)
+        os.kill(before["evaluator 0"], signal.SIGKILL)
+        run.wait_for(lambda: len({pid for pid, _ in evaluated()}) == 2, "an evaluation by another one")
+        after = tasks(run)
+        assert {name for name, pid in after.items() if before[name] != pid} == {"evaluator 0"}
+        assert run.wait() == 0, run.told()
+        assert run.left() == []
+        assert all(1 <= epoch <= EPOCHS for _, epoch in evaluated())
+    assert run.summary()["generations"] == 1, run.told()
+
+
 def test_without_a_parameter_server_the_world_starts_anew_from_the_files(tmp_path: Path) -> None:
     with run_of(tmp_path) as run:
         run.wait_for(lambda: epoch(run) >= 3, "epoch 3")

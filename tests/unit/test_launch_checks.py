@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from keepstep.app.launch_checks import check_launcher
+from keepstep.app.setting_up import check_use
 from keepstep.core.job import JobSpec, MpiSpec
 from keepstep.errors import ConfigError
+from keepstep.intake.policy import load_policy
 from tests.unit.core.values import a_job
 
 OPEN_MPI = "mpirun (Open MPI) 4.1.4"
@@ -86,6 +88,25 @@ def test_what_is_missing_is_named_before_anything_begins(
         Image(tmp_path, mpirun, has).check(job_of(strategy))
     assert said in caught.value.describe()
     assert caught.value.describe().startswith("launch.strategy")
+
+
+@pytest.mark.parametrize(
+    ("said", "strategy", "text"),
+    [
+        ("launch.evaluator=on", "multi_worker", "launch.evaluator: found on with multi_worker; wanted off, or"),
+        ("launch.evaluator=on", "horovod", "launch.evaluator: found on with horovod"),
+        (
+            "launch.ranks=2",
+            "mirrored",
+            "launch.ranks: found 2 with mirrored; wanted 0, or launch.strategy one of horovod",
+        ),
+    ],
+)
+def test_what_is_said_of_another_strategy_is_refused(said: str, strategy: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_use(load_policy("default", [said]), strategy)
+    assert text in caught.value.describe()
+    check_use(load_policy("default", []), strategy)
 
 
 def test_hosts_that_can_not_prove_themselves_run_no_commands_for_each_other(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from keepstep.app.accounting import Accounting
 from keepstep.app.coordination import Coordination
 from keepstep.app.executor import Executor, Tools, seal_event
 from keepstep.app.gpus import watch_gpus
+from keepstep.app.intermediate import Intermediate
 from keepstep.app.launching import Launcher, Places, write_failure
 from keepstep.app.notices import watch_notices
 from keepstep.app.options import find_base_dir, parse_train_options
@@ -157,6 +158,8 @@ class Agent:
         slabs, seals = tuple(sorted(link.slabs.items())), tuple(map(seal_event, link.seals()))
         supervisor.post(e.AgentStarted(slabs, seals, int(memo.get("seen_generation", 0))))
         self._introduce(metrics.port)
+        intermediate = Intermediate(setup.contract, setup.environment, setup.places.scratch, self.log)
+        await intermediate.begin()
         async with asyncio.TaskGroup() as tasks:
             tools = Tools(
                 coordination, storing, watching, launcher, probing, sampler, self._init, metrics, self._clock,
@@ -176,6 +179,7 @@ class Agent:
             metrics.up(False)
             await self._leave(supervisor.state, storing, recalled)
             await executor.close()
+            await intermediate.finish()
             for task in background:
                 task.cancel()
             await coordination.finish()

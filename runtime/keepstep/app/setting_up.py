@@ -18,6 +18,8 @@ from keepstep.app.options import TrainOptions
 from keepstep.app.provisioning import is_wanting, provide_code, provide_packages, split_by_shell
 from keepstep.app.watching import watched_folder
 from keepstep.core.job import JobSpec, first_etcd_hosts
+from keepstep.core.launch.mpi import LAUNCHED
+from keepstep.core.launch.parameter_server import SERVED
 from keepstep.core.policy import Policy
 from keepstep.errors import ConfigError
 from keepstep.intake.contract import (
@@ -87,6 +89,7 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         demand_trust_off(policy)
     gpus = count_gpus()
     strategy = choose_strategy(contract, policy.launch.strategy, gpus, len(parts.trainers))
+    check_use(policy, strategy)
     nonce = uuid.uuid4().hex[:8]
     job = JobSpec(
         name=contract.job_name,
@@ -105,6 +108,7 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         etcd_hosts=first_etcd_hosts(hosts) if policy.coordination.endpoints == "embedded" else (),
         watch=watched_folder(policy.checkpoint.watch, contract, store),
         kind=contract.kind,
+        evaluates=policy.launch.evaluator == "on",
         feeders=parts.feeders,
         idle=parts.idle,
         mpi=read_mpi(contract, strategy, policy.launch.ranks, gpus, has_program(SMDDPRUN, environ)),
@@ -139,6 +143,21 @@ def deaf_process(paths: Paths) -> str | None:
     except OSError:
         return None
     return os.path.basename(os.fsdecode(command[0])) or "?"
+
+
+def check_use(policy: Policy, strategy: str) -> None:
+    """See that what the policy says of a strategy is said of this one.
+
+    Raises:
+        ConfigError: it is said of another one, and would do nothing.
+    """
+    launch = policy.launch
+    if launch.evaluator == "on" and strategy not in SERVED:
+        wanted = f"off, or launch.strategy one of {', '.join(SERVED)}"
+        raise ConfigError(f"found on with {strategy}", wanted, key="launch.evaluator")
+    if launch.ranks and strategy not in LAUNCHED:
+        wanted = f"0, or launch.strategy one of {', '.join(LAUNCHED)}"
+        raise ConfigError(f"found {launch.ranks} with {strategy}", wanted, key="launch.ranks")
 
 
 def demand_trust_off(policy: Policy) -> None:

@@ -56,6 +56,7 @@ class JobSpec:
         kind: what kind of thing `script` is.
         feeders: those of the hosts that do not train, but run tf.data's service for those that do.
         idle: those that neither train nor feed: of an instance group without a part.
+        evaluates: whether, with parameter servers, one more process of the script evaluates beside the chief.
         mpi: how ranks are started where mpirun does that; else None.
         watch: the folder in which the script may write checkpoints of its own; empty where none is watched.
     """
@@ -78,6 +79,7 @@ class JobSpec:
     watch: str = ""
     kind: EntryKind = "script"
     mpi: MpiSpec | None = None
+    evaluates: bool = False
     feeders: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
 

@@ -51,6 +51,10 @@ class Launch(Section):
         0, "Ranks that mpirun starts on each host; 0: as many as the platform says, or one for each GPU.", unit="count",
         failure="GPUs without a rank, or ranks without a GPU", ge=0, le=1024, strict=True,
     )  # fmt: skip
+    evaluator: Literal["off", "on"] = knob(
+        "off", "Whether, with parameter servers, one more process of the script evaluates beside the chief.",
+        unit="name", failure="training that waits for its evaluation",
+    )  # fmt: skip
     data_service: str = knob(
         "none", "The instance group whose hosts run tf.data's service for those that train, or none.", unit="name",
         failure="GPUs that wait for data", min_length=1, max_length=64,

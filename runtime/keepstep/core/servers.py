@@ -110,7 +110,7 @@ def _fails(turn: Turn, server: Server, failure: Failure) -> None:
     recent = (each for each in kept if each.rule == rule.own and each.at > turn.now - budget.window_s)
     spent = sum(1 for _ in recent) >= budget.count
     feeds = server.role in (DISPATCHER, FEEDER)  # without it nothing is lost, and nobody here could end the world
-    if feeds or (server.role == "worker" and rule.respond == "restart" and not spent):
+    if feeds or (server.role in ("worker", "evaluator") and rule.respond == "restart" and not spent):
         turn.set(replaced=(*kept, Replacement(server.generation, turn.now, rule.own)))
         turn.because(Reason.SERVER_REPLACED, why)
         return

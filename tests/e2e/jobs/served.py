@@ -1,7 +1,7 @@
 """ParameterServerStrategy as TensorFlow's guide has it: `served.py --out FOLDER [--epochs N] [--steps N]`.
 
 The chief counts upon a variable of the parameter servers, in so many steps an epoch, and saves after each epoch. It
-knows nothing of keepstep.
+knows nothing of keepstep. An evaluator writes OUT/evaluated: its pid and the epoch, for each checkpoint that it has seen.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -28,7 +29,26 @@ def main() -> None:
             resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
         )
         server.join()
+    if resolver.task_type == "evaluator":
+        evaluate(args.out)
     train(tf.distribute.ParameterServerStrategy(resolver), args)
+
+
+def checkpoints() -> Path:
+    return Path(os.environ["SM_OUTPUT_DATA_DIR"]).parents[1] / "checkpoints"
+
+
+def evaluate(out: Path) -> NoReturn:
+    """Say of each checkpoint which epoch it holds, until somebody ends this."""
+    epoch, seen = tf.Variable(0, dtype=tf.int64), None
+    while True:
+        newest = tf.train.latest_checkpoint(str(checkpoints()))
+        if newest is not None and newest != seen:
+            seen = newest
+            tf.train.Checkpoint(epoch=epoch).restore(newest).expect_partial()
+            with (out / "evaluated").open("a") as file:
+                file.write(f"{os.getpid()} {int(epoch.numpy())}\n")
+        time.sleep(0.1)
 
 
 def train(strategy: tf.distribute.ParameterServerStrategy, args: argparse.Namespace) -> None:
@@ -44,9 +64,8 @@ def train(strategy: tf.distribute.ParameterServerStrategy, args: argparse.Namesp
 
     # the chief writes and reads all of it: each parameter server would write its part on its own host
     here = tf.train.CheckpointOptions(experimental_io_device="/job:chief/replica:0/task:0/device:CPU:0")
-    folder = Path(os.environ["SM_OUTPUT_DATA_DIR"]).parents[1] / "checkpoints"
     checkpoint = tf.train.Checkpoint(count=count, epoch=epoch)
-    manager = tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=3)
+    manager = tf.train.CheckpointManager(checkpoint, str(checkpoints()), max_to_keep=3)
     if manager.latest_checkpoint:
         checkpoint.restore(manager.latest_checkpoint, options=here)
     with (args.out / "started.jsonl").open("a") as file:

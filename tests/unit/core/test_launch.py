@@ -111,6 +111,17 @@ def test_in_tensorflow_1_the_chief_is_called_master():
     assert "chief" not in found["cluster"]
 
 
+def test_an_evaluator_runs_beside_the_chief_where_one_is_wanted():
+    job = a_job(strategy="parameter_server", hosts=("algo-1", "algo-2", "algo-3"), evaluates=True)
+    assert [task.role for task in servers_of(job, 0)] == ["ps", "evaluator"]
+    assert [task.role for task in servers_of(job, 1)] == ["ps", "worker"]
+    _, values = plan_server(job, table(THREE), servers_of(job, 0)[1])
+    config = json.loads(dict(values)["TF_CONFIG"])
+    assert config["task"] == {"type": "evaluator", "index": 0}
+    assert set(config["cluster"]) == {"chief", "ps", "worker"}
+    assert dict(values)["CUDA_VISIBLE_DEVICES"] == "-1"
+
+
 def test_only_the_first_host_trains_with_parameter_servers():
     job = a_job(strategy="parameter_server")
     assert [trains(job, rank) for rank in (0, 1, 2)] == [True, False, False]

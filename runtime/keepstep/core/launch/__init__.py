@@ -68,12 +68,12 @@ def stands_by(job: JobSpec) -> bool:
 
 def servers_of(job: JobSpec, rank: int) -> tuple[Task, ...]:
     """The processes that a host runs to serve another one that trains."""
-    return parameter_server.servers_of(rank) if job.strategy in SERVED else ()
+    return parameter_server.servers_of(rank, job.evaluates) if job.strategy in SERVED else ()
 
 
 def plan_server(job: JobSpec, table: RankTable, task: Task) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Command and additional environment of a process that serves; the same in each life within a generation."""
-    rank = task.number if task.role == "ps" else task.number + 1
+    rank = task.number + 1 if task.role == "worker" else task.number
     addresses, servers = table.addresses, _second(table.addresses, table.generation)
     environment = {
         "KEEPSTEP_GENERATION": str(table.generation),
@@ -82,7 +82,7 @@ def plan_server(job: JobSpec, table: RankTable, task: Task) -> tuple[tuple[str, 
         "TF_CONFIG": parameter_server.tf_config(job.strategy, addresses, servers, task),
     }
     own = task.role == "ps" and job.strategy == "parameter_server_v1"
-    if task.role == "ps":
+    if task.role != "worker":
         environment["CUDA_VISIBLE_DEVICES"] = "-1"  # the GPUs are the chief's or the worker's on this host
     command = (*worker_command(job), "--serve") if own else _command(job)
     return command, tuple(sorted(environment.items()))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Literal, NamedTuple
 
-Role = Literal["ps", "worker", "dispatcher", "feeder"]
+Role = Literal["ps", "worker", "evaluator", "dispatcher", "feeder"]
 SERVED = ("parameter_server", "parameter_server_v1")
 """The strategies in which the first host's worker trains, and all other processes serve it."""
 
@@ -23,9 +23,11 @@ class Task(NamedTuple):
     number: int
 
 
-def servers_of(rank: int) -> tuple[Task, ...]:
-    """What a host runs for the chief; it may run beside it."""
-    return (Task("ps", rank),) if rank == 0 else (Task("ps", rank), Task("worker", rank - 1))
+def servers_of(rank: int, evaluates: bool) -> tuple[Task, ...]:
+    """What a host runs for the chief; it may run beside it. Who evaluates reads what the chief writes, on its host."""
+    if rank:
+        return Task("ps", rank), Task("worker", rank - 1)
+    return (Task("ps", rank), Task("evaluator", 0)) if evaluates else (Task("ps", rank),)
 
 
 def tf_config(strategy: str, chiefs: tuple[str, ...], servers: tuple[str, ...], task: Task | None) -> str:
