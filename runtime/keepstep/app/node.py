@@ -154,12 +154,9 @@ class Agent:
         probing = Probing(link, sampler, storing, setup.places.output, supervisor.post, self.log)
         if several is not None:
             several.give(storing, link.wire_fd)
-        memo = self._init.state.memo
-        slabs, seals = tuple(sorted(link.slabs.items())), tuple(map(seal_event, link.seals()))
-        supervisor.post(e.AgentStarted(slabs, seals, int(memo.get("seen_generation", 0))))
+        supervisor.post(self._started(link))
         self._introduce(metrics.port)
-        intermediate = Intermediate(setup.contract, setup.environment, setup.places.scratch, self.log)
-        await intermediate.begin()
+        intermediate = await begin_output(setup, self.log)
         async with asyncio.TaskGroup() as tasks:
             tools = Tools(
                 coordination, storing, watching, launcher, probing, sampler, self._init, metrics, self._clock,
@@ -171,8 +168,7 @@ class Agent:
             sensors = coordination.watch(), storing.run(), sampler.run(), gpus, heard, watching.run()
             background: list[asyncio.Task[Any]] = [tasks.create_task(sensor) for sensor in sensors]
             background += [] if several is None else several.keep(tasks)
-            if memo.get("lease"):
-                tasks.create_task(coordination.revoke(int(memo["lease"])))
+            self._revoke_former(coordination, tasks)
             recalled = tasks.create_task(self._accounting.recall(storing.ask_store))
             background.append(recalled)
             code = await supervisor.run(executor.perform, lambda *turn: self._follow(turn, watching, tasks, metrics))
@@ -188,6 +184,17 @@ class Agent:
         self._accounting.write()
         self.log(f"exit {code}")
         return code
+
+    def _started(self, link: WorkerLink) -> e.AgentStarted:
+        """What this agent finds of the one before."""
+        slabs, seals = tuple(sorted(link.slabs.items())), tuple(map(seal_event, link.seals()))
+        return e.AgentStarted(slabs, seals, int(self._init.state.memo.get("seen_generation", 0)))
+
+    def _revoke_former(self, coordination: Coordination, tasks: asyncio.TaskGroup) -> None:
+        """Let go of the lease of the agent before this one, so that nobody waits for its end."""
+        lease = self._init.state.memo.get("lease")
+        if lease:
+            tasks.create_task(coordination.revoke(int(lease)))
 
     async def _leave(self, state: State, storing: Storing, recalled: asyncio.Task[bool]) -> None:
         """What is left in the store at the end, or taken from there."""
@@ -228,6 +235,17 @@ class Agent:
     def _companion_exited(self, name: str, status: int) -> None:
         if self._several is not None:
             self._several.companion_exited(name, status)
+
+
+async def begin_output(setup: Setup, log: Callable[[str], None]) -> Intermediate:
+    """Have what the script leaves for the platform uploaded as it comes, where that is asked for.
+
+    Raises:
+        ConfigError: what is asked for can not be used.
+    """
+    made = Intermediate(setup.contract, setup.environment, setup.places.scratch, log)
+    await made.begin()
+    return made
 
 
 def join_others(setup: Setup, init: InitLink, log: Callable[[str], None]) -> Several:

@@ -1,7 +1,7 @@
 """ParameterServerStrategy as TensorFlow's guide has it: `served.py --out FOLDER [--epochs N] [--steps N]`.
 
 The chief counts upon a variable of the parameter servers, in so many steps an epoch, and saves after each epoch. It
-knows nothing of keepstep. An evaluator writes OUT/evaluated: its pid and the epoch, for each checkpoint that it has seen.
+knows nothing of keepstep. An evaluator writes OUT/evaluated: its pid and the epoch, for each checkpoint it has seen.
 """
 
 from __future__ import annotations
