@@ -59,7 +59,7 @@ def root_causes(run: LocalRun) -> set[str]:
     return {detail for name in run.names for reason, detail in run.notes(name) if reason == "restart_allowed"}
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one rank a host", "two ranks a host"])
+@pytest.fixture(scope="module")
 def quiet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, LocalRun]:
     """A run that nothing befalls, and how many ranks each host has."""
     count = int(request.param)
@@ -69,6 +69,11 @@ def quiet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return count, run
 
 
+each_count = pytest.mark.parametrize("quiet", [1, 2], ids=["one rank a host", "two ranks a host"], indirect=True)
+"""So many ranks on each host."""
+
+
+@each_count
 def test_each_rank_sees_its_own_host_and_the_whole_world(quiet: tuple[int, LocalRun]) -> None:
     count, run = quiet
     found = ranks(run, 1)
@@ -79,7 +84,11 @@ def test_each_rank_sees_its_own_host_and_the_whole_world(quiet: tuple[int, Local
     assert {each["SM_HOSTS"] for each in found} == {'["algo-1","algo-2"]'}
 
 
-@pytest.mark.parametrize("which", [0, -1], ids=["the first rank", "the last rank"])
+@pytest.mark.parametrize(
+    ("quiet", "which"),
+    [(1, 0), (2, -1), *([(1, -1), (2, 0)] if os.environ.get("KEEPSTEP_TEST_ALL") else [])],
+    indirect=["quiet"],
+)
 def test_a_rank_that_is_killed_is_named_and_the_result_is_the_same(
     quiet: tuple[int, LocalRun], which: int, tmp_path: Path
 ) -> None:
@@ -127,6 +136,7 @@ def test_what_starts_the_ranks_may_be_killed(program: str, tmp_path: Path) -> No
     assert run.summary()["generations"] == 2
 
 
+@pytest.mark.parametrize("quiet", [2, *([1] if os.environ.get("KEEPSTEP_TEST_ALL") else [])], indirect=True)
 def test_an_interruption_is_one_agreed_step_which_the_next_run_goes_on_from(
     quiet: tuple[int, LocalRun], tmp_path: Path
 ) -> None:
