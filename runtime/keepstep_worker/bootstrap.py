@@ -53,6 +53,9 @@ _INSTRUMENTED = {
     "keras.optimizers.optimizer": "keepstep_worker.probe",  # Keras 2.12
 }
 
+_MENDED = {"tensorflow.python.distribute.coordinator.cluster_coordinator": "keepstep_worker.coordinator"}
+"""What is no matter of taste: the same where nothing is to be instrumented."""
+
 
 def main() -> None:
     """Run the script named by the command line; returns when it ends."""
@@ -154,7 +157,7 @@ def _instrument(session: Session) -> None:
 
         return call
 
-    wanted = {} if session.identity.instrument == "off" else _INSTRUMENTED
+    wanted = _MENDED if session.identity.instrument == "off" else {**_INSTRUMENTED, **_MENDED}
     installers = {
         target: install(name) for target, name in wanted.items() if importlib.util.find_spec(name) is not None
     }
