@@ -38,6 +38,10 @@ print("done", flush=True)
 """
 
 
+GARBAGE = "import gc\ngc.disable()\nmade.itself = made\ndel made"
+"""As an exception's traceback leaves it: what is collected when the interpreter ends, and not before."""
+
+
 def run(mended: bool, wait: bool, body: str = "") -> str:
     script = SCRIPT.format(runtime=str(ROOT / "runtime"), mended=mended, wait=wait, body=body)
     try:
@@ -50,7 +54,7 @@ def run(mended: bool, wait: bool, body: str = "") -> str:
 
 @pytest.mark.timeout(90)
 def test_a_coordinator_is_left_alone_when_the_interpreter_ends() -> None:
-    assert run(mended=True, wait=True) == "done\n"
+    assert run(mended=True, wait=True, body=GARBAGE) == "done\n"
 
 
 def test_before_that_it_stops_as_ever() -> None:
