@@ -93,7 +93,7 @@ def main() -> None:
         else:
             _run(sys.argv[0])
     except SystemExit as leaving:
-        if is_rank and leaving.code not in (None, 0):
+        if is_rank and os.getpid() == pid and leaving.code not in (None, 0):
             _leave_world(leaving)
         raise
     except BaseException as error:

@@ -8,6 +8,7 @@ is visited at most once, without sharding every worker gives all of them.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,7 @@ def run(role: str, generation: int, environ: Mapping[str, str] = os.environ) -> 
     port = int(address.rpartition(":")[2])
     server: Any
     if role == DISPATCHER:
-        folder = Path(environ["KEEPSTEP_WORK_DIR"]) / f"data-service-{generation}"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = _journal(Path(environ["KEEPSTEP_WORK_DIR"]), f"{environ['KEEPSTEP_RUN']}-{generation}")
         server = service.DispatchServer(
             service.DispatcherConfig(
                 port=port, protocol=protocol, work_dir=str(folder), fault_tolerant_mode=True,
@@ -51,3 +51,13 @@ def run(role: str, generation: int, environ: Mapping[str, str] = os.environ) -> 
             )
         )  # fmt: skip
     server.join()
+
+
+def _journal(place: Path, world: str) -> Path:
+    """The folder of a world's dispatcher; what former worlds had asked for is of no use to it."""
+    folder = place / f"data-service-{world}"
+    for former in place.glob("data-service-*"):
+        if former != folder:
+            shutil.rmtree(former, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

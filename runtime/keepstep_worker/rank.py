@@ -21,9 +21,12 @@ from keepstep_worker import identity
 
 VARIABLE = "KEEPSTEP_RANKS"
 """Names the socket, which is in no file system: an abstract one."""
-MESSAGE_BYTES_MAX = 65536
+_MESSAGE_BYTES_MAX, _DESCRIPTORS_MAX = 65536, 8
 _RANK, _SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 _LOCAL_RANK, _LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+_OF_THE_HOST = ("KEEPSTEP_TLS", "KEEPSTEP_PLACES", "KEEPSTEP_LISTEN")
+_OF_THE_FIRST = (VARIABLE, "KEEPSTEP_STACKS_FILE")
+"""What other ranks have no use for."""
 _ORPHANED = 143
 
 
@@ -51,11 +54,12 @@ def become_child() -> None:
     name = os.environ.get(VARIABLE)
     if name is None or _RANK not in os.environ:
         raise identity.IdentityError(f"--rank is for what mpirun starts below keepstep: {VARIABLE}, {_RANK}")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until somebody is there to tell of it
     local_rank = int(os.environ[_LOCAL_RANK])
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.connect("\0" + name)
     send(line, {"kind": "hello", "local_rank": local_rank}, [])
-    _, fds, _, _ = socket.recv_fds(line, MESSAGE_BYTES_MAX, 2, socket.MSG_CMSG_CLOEXEC)
+    _, fds = receive(line)
     if len(fds) != 2:
         os._exit(_ORPHANED)
     _take_on(local_rank, fds)
@@ -65,13 +69,15 @@ def become_child() -> None:
             os.close(fd)
         _attend(child, line)
     line.close()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def tell_restored(fd: int, step: int, size_bytes: int) -> None:
     """Have the other ranks of this host restore what this one does; `fd` is negative where that is nothing."""
     name = os.environ.get(VARIABLE)
     if name is not None and os.environ.get(_LOCAL_RANK) == "0" and os.environ.get(_LOCAL_SIZE) != "1":
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        # where the host's process is going, this one does, too
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
             line.connect("\0" + name)
             send(line, {"kind": "restored", "step": step, "bytes": size_bytes}, [fd] if fd >= 0 else [])
 
@@ -88,29 +94,36 @@ def _take_on(local_rank: int, fds: list[int]) -> None:
     file = os.environ.get("KEEPSTEP_FAILURE_FILE")
     if file:
         told["KEEPSTEP_FAILURE_FILE"] = error_file(file, local_rank)
-    if local_rank:
-        os.environ.pop("KEEPSTEP_STACKS_FILE", None)  # which is the first one's
+    for name in (*_OF_THE_HOST, *(_OF_THE_FIRST if local_rank else ())):
+        os.environ.pop(name, None)
     os.environ.update(told)
 
 
 def _attend(child: int, line: socket.socket) -> NoReturn:
-    """Wait for the child's end and tell of it; end it where the host's own process goes."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # mpirun sends it to both; how the child takes it is what counts
+    """Wait for the child's end and tell of it; end it where the host's own process goes.
+
+    mpirun sends SIGTERM to both when it ends a world, and that is told; how the child takes it is the child's affair.
+    What the host passes on is for the child alone.
+    """
     awake, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             break
         readable, _, _ = select.select([awake, line.fileno()], [], [])
-        if line.fileno() in readable and not line.recv(1):
-            os.kill(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
-            os._exit(_ORPHANED)
-        if awake in readable:
-            os.read(awake, 64)
+        if awake in readable and signal.SIGTERM in os.read(awake, 64):
+            send(line, {"kind": "told"}, [])
+        if line.fileno() in readable:
+            packet, _ = receive(line)
+            os.kill(child, int(json.loads(packet)["signal"]) if packet else signal.SIGKILL)
+            if not packet:
+                os.waitpid(child, 0)
+                os._exit(_ORPHANED)
     ended = Ended.of(os.waitstatus_to_exitcode(status))
     said: dict[str, Any] = {"kind": "ended", "exit_code": ended.exit_code, "signal": ended.signal}
     send(line, said, [])
@@ -132,6 +145,20 @@ def end_as(ended: Ended) -> NoReturn:
 def error_file(path: str, local_rank: int) -> str:
     """Where a rank writes its first error: only that of the one which failed first is the host's."""
     return f"{path}.{local_rank}"
+
+
+def receive(line: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive a packet and the descriptors beside it; an empty one where the other side has gone."""
+    room = socket.CMSG_SPACE(_DESCRIPTORS_MAX * array.array("i").itemsize)
+    try:
+        packet, ancillary, _, _ = line.recvmsg(_MESSAGE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
+    except OSError:
+        return b"", []
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return packet, list(fds)
 
 
 def send(line: socket.socket, message: dict[str, Any], fds: list[int]) -> None:

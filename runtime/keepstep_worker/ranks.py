@@ -25,7 +25,7 @@ import time
 from typing import Any, NamedTuple, NoReturn
 
 from keepstep_worker import firsterror, identity, launcher
-from keepstep_worker.rank import MESSAGE_BYTES_MAX, VARIABLE, Ended, end_as, error_file, send
+from keepstep_worker.rank import VARIABLE, Ended, end_as, error_file, receive, send
 from keepstep_worker.wire import Orders, Seal, Wire
 
 _LINGER_S = 1.0
@@ -34,6 +34,7 @@ _YIELD_S = 3.0
 """How long a host whose ranks were ended has patience: the one where a rank failed is to be heard first."""
 _WORDS_S = 0.5
 _SLAB = 0
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PEER_LOST = 1
 
 
@@ -45,6 +46,7 @@ class _Rank:
         self.local_rank = -1
         self.ended: Ended | None = None
         self.follows: Follower | None = None
+        self.told = False
 
     @property
     def ended_by_itself(self) -> bool:
@@ -74,13 +76,7 @@ class Follower:
 
     def _hear(self) -> None:
         """Nothing that it says matters, but it is not to wait until somebody listens."""
-        try:
-            packet = self._ours.recv(MESSAGE_BYTES_MAX)
-        except BlockingIOError:
-            return
-        except OSError:
-            packet = b""
-        if not packet:
+        if not receive(self._ours)[0]:
             asyncio.get_running_loop().remove_reader(self._ours.fileno())
 
 
@@ -95,8 +91,13 @@ class Restored(NamedTuple):
 class Host:
     """Watches the ranks of this host from here, and what starts them."""
 
-    def __init__(self) -> None:
-        """Listen for ranks, in the running loop."""
+    def __init__(self, leads: bool) -> None:
+        """Listen for ranks, in the running loop.
+
+        Args:
+            leads: whether mpirun runs here, whose own failures are this host's.
+        """
+        self._leads = leads
         self._inherited = identity.read_descriptors()
         for fd in self._inherited:
             os.set_inheritable(fd, False)
@@ -109,14 +110,19 @@ class Host:
         self._listener.setblocking(False)
         self._ranks: list[_Rank] = []
         self._restored: Restored | None = None
-        self._is_victim = False
+        self._is_victim = self._passed_on = False
         self._failed: asyncio.Future[_Rank] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     async def run(self, command: list[str]) -> Ended:
         """Start what starts the ranks; return how this host's part of the world ended."""
         environment = {k: v for k, v in os.environ.items() if k not in identity.DESCRIPTOR_VARIABLES}
-        process = await asyncio.create_subprocess_exec(*command, env={**environment, VARIABLE: self._name})
+        for number in _PASSED_ON:
+            asyncio.get_running_loop().add_signal_handler(number, self._pass_on, number)
+        # in a group of its own: a signal for the script is none for mpirun, which would end all ranks
+        process = await asyncio.create_subprocess_exec(
+            *command, env={**environment, VARIABLE: self._name}, preexec_fn=os.setpgrp
+        )
         exited = asyncio.ensure_future(process.wait())
         either: set[asyncio.Future[Any]] = {exited, self._failed}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -125,7 +131,7 @@ class Host:
         if self._failed.done() and self._failed.result().ended_by_itself:
             await asyncio.wait({exited}, timeout=_LINGER_S)
         ended = self._verdict(Ended.of(process.returncode) if process.returncode is not None else None)
-        if self._is_victim:
+        if self._is_victim and not self._passed_on:
             await asyncio.sleep(_YIELD_S)
         return ended
 
@@ -136,7 +142,7 @@ class Host:
             assert rank.ended is not None
             return rank.ended
         assert launcher_ended is not None, "one of the two has come"
-        if not self._ranks or launcher_ended.signal is not None:
+        if launcher_ended.signal is not None or (self._leads and not self._ranks):
             return launcher_ended
         if launcher_ended.is_well and not self._is_awaited() and all(r.ended and r.ended.is_well for r in self._ranks):
             return launcher_ended
@@ -146,6 +152,12 @@ class Host:
             told = firsterror.describe(lost, identity.read_identity().rank, self._generation, 0)
             firsterror.write(self._file, {**told, "victim": True})
         return Ended(launcher_ended.exit_code or _PEER_LOST, None)
+
+    def _pass_on(self, number: int) -> None:
+        """The agent has a signal for the script: each rank's gets it."""
+        self._passed_on = True
+        for rank in self._ranks:
+            send(rank.line, {"signal": number}, [])
 
     def _is_awaited(self) -> bool:
         """Whether some rank has not said yet how it ended."""
@@ -168,10 +180,7 @@ class Host:
                 line.close()
 
     def _receive(self, rank: _Rank) -> None:
-        try:
-            packet, fds, _, _ = socket.recv_fds(rank.line, MESSAGE_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC)
-        except OSError:
-            packet, fds = b"", []
+        packet, fds = receive(rank.line)
         if not packet:
             asyncio.get_running_loop().remove_reader(rank.line.fileno())
             rank.line.close()
@@ -181,7 +190,11 @@ class Host:
         said = json.loads(packet)
         if said["kind"] == "hello":
             self._greet(rank, int(said["local_rank"]))
+        elif said["kind"] == "told":
+            rank.told = True
         elif said["kind"] == "restored":
+            if self._restored is not None and self._restored.fd >= 0:
+                os.close(self._restored.fd)
             self._restored = Restored(fds[0] if fds else -1, int(said["step"]), int(said["bytes"]))
             for each in self._ranks:
                 self._tell(each)
@@ -209,8 +222,9 @@ class Host:
         if rank.ended is not None:
             return
         rank.ended = ended
-        # mpirun ends what is left of a world by SIGTERM
-        if not ended.is_well and ended.signal != signal.SIGTERM and not self._failed.done():
+        # mpirun ends what is left of a world by SIGTERM first, whatever the rank makes of that
+        by_others = rank.told or self._passed_on or ended.signal == signal.SIGTERM
+        if not ended.is_well and not by_others and not self._failed.done():
             self._failed.set_result(rank)
 
 
@@ -223,7 +237,7 @@ def lead(words: list[str]) -> NoReturn:
         sys.exit(127)
 
     async def run() -> Ended:
-        return await Host().run([words[0], *own, *words[1:]])
+        return await Host(leads=True).run([words[0], *own, *words[1:]])
 
     end_as(asyncio.run(run()))
 
@@ -232,7 +246,7 @@ def follow() -> NoReturn:
     """Wait for what mpirun on the first host wants to be run here, and run it."""
 
     async def run() -> Ended:
-        host = Host()
+        host = Host(leads=False)
         request = await launcher.wait_for_request()
         ended = await host.run(["/bin/sh", "-c", request.command])
         await request.tell(ended.exit_code if ended.exit_code is not None else 128 + (ended.signal or 0))

@@ -60,8 +60,9 @@ def make_mpi_job(seed: int, strategy: str) -> Job:
     given[f"{prefix}_custom_mpi_options"] = json.dumps(chance.choice(_OPTIONS))
     if chance.random() < 0.7:
         given["sagemaker_mpi_num_of_processes_per_host"] = chance.choice(["1", "2", "8"])
+    each = int(given.get("sagemaker_mpi_num_of_processes_per_host", "1"))
     if strategy == "horovod" and chance.random() < 0.3:
-        given["sagemaker_mpi_num_processes"] = "4"
+        given["sagemaker_mpi_num_processes"] = str(each * job.hosts - chance.choice([0, each - 1]))
     given.pop("sagemaker_distribution_instance_groups", None)
     if strategy == "smddp" and chance.random() < 0.5:
         given["sagemaker_instance_type"] = json.dumps(chance.choice(_INSTANCES))

@@ -111,7 +111,9 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         evaluates=policy.launch.evaluator == "on",
         feeders=parts.feeders,
         idle=parts.idle,
-        mpi=read_mpi(contract, strategy, policy.launch.ranks, gpus, has_program(SMDDPRUN, environ)),
+        mpi=read_mpi(
+            contract, strategy, policy.launch.ranks, gpus, len(parts.trainers), has_program(SMDDPRUN, environ)
+        ),
     )
     environment = user_environment(contract, environ)
     check_interpreter(job.python, contract.code_dir, environment.get("PATH"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keepstep.core.launch.parameter_server import SERVED
-from keepstep.core.records import GenerationRecord, Member
+from keepstep.core.records import GenerationRecord, Member, Phase
 from keepstep.core.state import Turn
 
 
@@ -31,7 +31,11 @@ def candidates(turn: Turn) -> list[str]:
 def feeders(turn: Turn) -> tuple[Member, ...]:
     """The hosts that are there and run tf.data's service, in the job's order."""
     nodes = turn.state.cluster.nodes
-    return _members(turn, [host for host in turn.state.job.feeders if host in nodes])
+    return _members(turn, [host for host in _wanted_feeders(turn) if host in nodes])
+
+
+def _wanted_feeders(turn: Turn) -> list[str]:
+    return [host for host in turn.state.job.feeders if host not in turn.state.cluster.cordons]
 
 
 def _members(turn: Turn, hosts: list[str]) -> tuple[Member, ...]:
@@ -70,8 +74,14 @@ def _has_others(turn: Turn) -> bool:
 
 
 def enough(turn: Turn) -> bool:
-    """Whether as many hosts are there as the policy asks for at the least, and somebody to feed them."""
-    return _there(turn) >= limits(turn)[0] and not (turn.state.job.feeders and not feeders(turn))
+    """Whether as many hosts are there as the policy asks for at the least, and somebody to feed them.
+
+    Who trains already is not ended because nobody feeds any more: it may need no more data.
+    """
+    generation = turn.generation
+    fed = not turn.state.job.feeders or bool(feeders(turn))
+    trains = generation is not None and generation.phase is Phase.READY
+    return _there(turn) >= limits(turn)[0] and (fed or trains)
 
 
 def gathered(turn: Turn) -> bool:
@@ -79,9 +89,11 @@ def gathered(turn: Turn) -> bool:
     state, there = turn.state, _there(turn)
     if not enough(turn):
         return False
-    if there >= wanted_hosts(turn) and len(feeders(turn)) == len(state.job.feeders):
+    wanted = _wanted_feeders(turn)
+    if there >= wanted_hosts(turn) and len(feeders(turn)) == len(wanted):
         return True
-    lost = [since for host, since in state.absent.items() if host not in state.cluster.cordons]
+    awaited = {*state.job.trainers, *wanted} - set(state.cluster.cordons)
+    lost = [since for host, since in state.absent.items() if host in awaited]
     until = max(lost, default=turn.now) + state.policy.elastic.wait_for_return
     if turn.now < until:
         turn.wake(until)

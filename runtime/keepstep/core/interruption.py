@@ -33,7 +33,8 @@ def tell(turn: Turn) -> None:
     if interruption is None:
         return
     generation = turn.generation
-    if generation is None or not turn.is_member:
+    feeds = generation is not None and generation.feeds(state.job.host) >= 0  # until all have stopped at one step
+    if generation is None or not (turn.is_member or feeds):
         saved = saved_text(turn, state.last_generation.durable_step if state.last_generation else 0)
         turn.leave(ExitCode.INTERRUPTED, f"interrupted; {saved}", Reason.NOTHING_TO_SAVE)
         return

@@ -53,7 +53,7 @@ def _fence(turn: Turn) -> None:
     turn.set(lease=None, flight={k: at for k, at in state.flight.items() if not k.startswith("put:")})
     turn.because(Reason.LEASE_EXPIRED)
     alive = [(w.generation, w.rank, w.entered) for w in state.workers if not w.stopping]
-    alive += [(s.generation, s.rank, 0) for s in state.servers if not s.stopping and not s.ended]
+    alive += [(s.generation, s.rank, 0) for s in state.servers if s.rank >= 0 and not s.stopping and not s.ended]
     if alive and state.failure is None:
         generation, rank, entered = alive[0]
         failure = Failure(FailureCause.LEASE_LOST, state.job.host, turn.now, rank, entered)

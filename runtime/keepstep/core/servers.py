@@ -39,8 +39,7 @@ def start(turn: Turn) -> None:
     if (
         failed
         or state.done == generation.number
-        or turn.interrupted
-        or generation.pause
+        or (turn.is_member and (turn.interrupted or generation.pause))
         or any(server.stopping for server in state.servers)
     ):
         return

@@ -243,7 +243,9 @@ def table_of(generation: GenerationRecord, full: int) -> RankTable:
     """Who the members are and where their workers listen, of `full` hosts where none is missing."""
     number, members = generation.number, generation.members
     feeders = _addresses(generation.feeders, number)
-    return RankTable(number, tuple(each.host for each in members), _addresses(members, number), full, feeders)
+    return RankTable(
+        number, tuple(each.host for each in members), _addresses(members, number), full, generation.run, feeders
+    )
 
 
 def _addresses(hosts: tuple[Member, ...], number: int) -> tuple[str, ...]:

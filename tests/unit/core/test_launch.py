@@ -176,6 +176,13 @@ def test_each_other_host_waits_for_what_mpirun_wants_there():
     assert (environment["KEEPSTEP_LISTEN"], environment["KEEPSTEP_HOST"]) == ("10.0.0.2:20003", "algo-2")
 
 
+@pytest.mark.parametrize(("total", "hosts", "count", "full"), [(0, 2, 4, 6), (3, 2, 3, 3), (3, 1, 2, 3), (5, 2, 4, 5)])
+def test_no_world_has_more_ranks_than_it_has_room_for(total, hosts, count, full):
+    command, environment = launched(0, addresses=ADDRESSES[:hosts], total=total)
+    assert command[command.index("-np") + 1] == str(count)
+    assert environment["KEEPSTEP_FULL_WORLD"] == str(full)
+
+
 def test_a_smaller_world_has_fewer_ranks():
     command, _ = launched(0, addresses=ADDRESSES[:1])
     assert command[command.index("--host") + 1] == "algo-1:2"
@@ -196,7 +203,7 @@ def test_no_standby_becomes_a_rank():
 
 
 def test_workers_are_told_where_their_data_come_from_and_feeders_where_they_listen():
-    world = RankTable(3, ("algo-1",), ADDRESSES[:1], 1, ("10.0.0.8:20003", "10.0.0.9:20003"))
+    world = RankTable(3, ("algo-1",), ADDRESSES[:1], 1, "run1", ("10.0.0.8:20003", "10.0.0.9:20003"))
     environment = dict(plan_worker(a_job(), world, 0, Policy())[1])
     assert environment["KEEPSTEP_DATA_SERVICE"] == "grpc://10.0.0.8:20003"
     assert "KEEPSTEP_DATA_SERVICE" not in dict(plan_worker(a_job(), table(ADDRESSES), 0, Policy())[1])

@@ -302,8 +302,8 @@ def test_the_platforms_switches_for_mpi_are_followed_unless_the_policy_overrides
 
 def test_mpirun_gets_a_rank_for_each_gpu_unless_somebody_says_otherwise(tmp_path):
     plain = contract_for(tmp_path / "plain", ["algo-1", "algo-2"])
-    assert [read_mpi(plain, "horovod", 0, gpus, False).processes for gpus in (0, 1, 8)] == [1, 1, 8]
-    assert read_mpi(plain, "multi_worker", 0, 8, False) is None
+    assert [read_mpi(plain, "horovod", 0, gpus, 2, False).processes for gpus in (0, 1, 8)] == [1, 1, 8]
+    assert read_mpi(plain, "multi_worker", 0, 8, 2, False) is None
     given = {
         "sagemaker_mpi_num_of_processes_per_host": "4",
         "sagemaker_mpi_num_processes": "6",
@@ -312,12 +312,12 @@ def test_mpirun_gets_a_rank_for_each_gpu_unless_somebody_says_otherwise(tmp_path
         "sagemaker_instance_type": "ml.p4d.24xlarge",
     }
     asked = contract_for(tmp_path / "asked", ["algo-1", "algo-2"], **given)
-    horovod, smddp = (read_mpi(asked, strategy, 0, 8, True) for strategy in ("horovod", "smddp"))
+    horovod, smddp = (read_mpi(asked, strategy, 0, 8, 2, True) for strategy in ("horovod", "smddp"))
     assert (horovod.processes, horovod.total) == (4, 6)
     assert (horovod.options, horovod.nccl_debug) == (("-x", "A=b", "-verbose"), "WARN")
     assert (horovod.instance_type, smddp.instance_type) == ("local", "ml.p4d.24xlarge")
     assert (smddp.options, smddp.nccl_debug, smddp.total) == (("-x", "C=d"), "TRACE", 0)
-    by_policy = read_mpi(asked, "horovod", 2, 8, False)
+    by_policy = read_mpi(asked, "horovod", 2, 8, 2, False)
     assert (by_policy.processes, by_policy.total) == (2, 0)
 
 
@@ -330,6 +330,7 @@ def test_mpirun_gets_a_rank_for_each_gpu_unless_somebody_says_otherwise(tmp_path
         ("sagemaker_mpi_num_of_processes_per_host", "2.5", "found 2.5"),
         ("sagemaker_mpi_num_of_processes_per_host", "eight", 'found "eight"'),
         ("sagemaker_mpi_num_processes", "100000", "found 100000"),
+        ("sagemaker_mpi_num_processes", "2", "found 2; wanted 1 to 1: 1 hosts of 1, none without a rank"),
         ("sagemaker_mpi_custom_mpi_options", '["-x"]', "found"),
         ("sagemaker_mpi_custom_mpi_options", "-x A --NCCL_DEBUG", "a level behind --NCCL_DEBUG"),
     ],
@@ -337,7 +338,7 @@ def test_mpirun_gets_a_rank_for_each_gpu_unless_somebody_says_otherwise(tmp_path
 def test_what_mpirun_can_not_be_told_is_refused(tmp_path, key, value, found):
     asked = contract_for(tmp_path, ["algo-1"], **{key: value})
     with pytest.raises(ConfigError, match=re.escape(found)) as caught:
-        read_mpi(asked, "horovod", 0, 1, False)
+        read_mpi(asked, "horovod", 0, 1, 1, False)
     assert "hyperparameters.json" in str(caught.value.describe())
     assert key in caught.value.describe()
 

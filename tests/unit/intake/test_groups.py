@@ -53,12 +53,20 @@ def test_only_the_groups_that_the_platform_names_train(tmp_path: Path) -> None:
         ({}, None, "cpu", 'launch.data_service: found "cpu"; wanted none: the job has no instance groups'),
         ({"gpu": GPU}, None, "cpu", 'launch.data_service: found "cpu"; wanted one of gpu, or none'),
         ({"gpu": GPU}, None, "gpu", "which all hosts are in; wanted a group beside it that trains"),
+        ({"gpu": GPU, "cpu": []}, None, "cpu", 'found "cpu", which has no hosts; wanted a group that has some'),
+        ({"gpu": GPU}, [{"a": 1}], "none", "sagemaker_distribution_instance_groups: found"),
+        ({"gpu": GPU}, "gpu", "none", "wanted a list of instance groups"),
         ({"gpu": GPU, "cpu": CPU}, ["gpu", "cpu"], "cpu", "wanted groups other than cpu, which runs tf.data's service"),
     ],
 )
 def test_parts_that_can_not_be_are_refused(
-    tmp_path: Path, groups: dict[str, list[str]], named: list[str] | None, wanted: str, said: str
+    tmp_path: Path, groups: dict[str, list[str]], named: Any, wanted: str, said: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         parts_of(contract_of(tmp_path, groups, named), wanted)
     assert said in caught.value.describe()
+
+
+def test_a_group_that_is_named_twice_trains_once(tmp_path: Path) -> None:
+    contract = contract_of(tmp_path, {"gpu": GPU, "cpu": CPU}, ["gpu", "gpu"])
+    assert parts_of(contract, "none").trainers == ("algo-3", "algo-10")

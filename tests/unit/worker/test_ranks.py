@@ -115,15 +115,52 @@ def test_the_host_ends_as_its_first_failing_rank(
         assert sorted(said.split("\n")) == ["", "rank 0 of 2", "rank 1 of 2"]
 
 
-def test_ranks_that_mpirun_ends_are_victims_of_another_host(tmp_path: Path, hosts: list[Host]) -> None:
-    ends_all = MPIRUN.replace("code = 0\n", "import time\nwhile len(os.listdir('up')) < 2: time.sleep(0.01)\n"
-                              "[os.killpg(each.pid, 15) for each in ranks]\ncode = 143\n")  # fmt: skip
+ENDS_ALL = (
+    MPIRUN.partition("code = 0\n")[0]
+    + """import time
+while len(os.listdir("up")) < 2:
+    time.sleep(0.01)
+for number in (15, 9):
+    for each in ranks:
+        if each.poll() is None:
+            os.killpg(each.pid, number)
+    time.sleep(0.5)
+sys.exit(143)
+"""
+)
+"""An mpirun that has heard of a failure on another host."""
+STUBBORN = "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+POLITE = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+
+
+@pytest.mark.parametrize("answer", ["", POLITE, STUBBORN], ids=["dies", "exits", "goes on"])
+def test_ranks_that_mpirun_ends_are_victims_of_another_host(tmp_path: Path, hosts: list[Host], answer: str) -> None:
     (tmp_path / "up").mkdir()
-    hosts.append(Host(tmp_path, RANK + "open('up/%d' % rank, 'w').close()\ntime.sleep(60)", ends_all))
+    hosts.append(
+        Host(tmp_path, RANK + answer + "open('up/%d' % rank, 'w').close()\nwhile True: time.sleep(60)", ENDS_ALL)
+    )
     ended, _ = hosts[0].end()
     assert ended == 143
     told = hosts[0].error()
     assert (told["type"], told["victim"]) == ("ConnectionAbortedError", True)
+
+
+def test_a_signal_for_the_script_reaches_each_rank_and_ends_nothing_else(tmp_path: Path, hosts: list[Host]) -> None:
+    saves = """
+def save(*_):
+    time.sleep(0.3)
+    open(f"saved-{rank}", "w").close()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+while True: time.sleep(60)
+"""
+    hosts.append(Host(tmp_path, RANK + saves))
+    assert hosts[0].process.stdout is not None
+    assert [hosts[0].process.stdout.readline() for _ in range(2)] == [b"up\n", b"up\n"]
+    hosts[0].process.send_signal(signal.SIGTERM)
+    hosts[0].end()
+    assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}
 
 
 def test_an_mpirun_that_starts_nothing_ends_the_host_by_its_own_code(tmp_path: Path, hosts: list[Host]) -> None:

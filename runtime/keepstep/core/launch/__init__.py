@@ -99,6 +99,7 @@ def plan_feeder(
         "KEEPSTEP_DATA_SERVICE": f"{data_service.PROTOCOL}://{table.feeders[0]}",
         "KEEPSTEP_GENERATION": str(table.generation),
         "KEEPSTEP_LISTEN": own,
+        "KEEPSTEP_RUN": table.run,
         "KEEPSTEP_SERVER": task.role,
     }
     return (*worker_command(job), "--feed", task.role), tuple(sorted(environment.items()))

@@ -22,7 +22,7 @@ def environment(job: JobSpec, table: RankTable, rank: int) -> dict[str, str]:
     places = (f"{host}={address}" for host, address in zip(table.hosts, table.addresses, strict=True))
     return {
         "KEEPSTEP_HOST": job.host,
-        "KEEPSTEP_FULL_WORLD": str(table.full * _spec(job).processes),
+        "KEEPSTEP_FULL_WORLD": str(_ranks(_spec(job), table.full)),
         **({"KEEPSTEP_PLACES": " ".join(places)} if rank == 0 else {"KEEPSTEP_LISTEN": table.addresses[rank]}),
     }
 
@@ -45,7 +45,7 @@ def _horovod(spec: MpiSpec, table: RankTable) -> tuple[str, ...]:
     one = spec.processes == 1
     hosts = table.hosts if one else tuple(f"{host}:{spec.processes}" for host in table.hosts)
     return (
-        *_begin(spec, hosts, spec.total or spec.processes * len(hosts)),
+        *_begin(spec, hosts, _ranks(spec, len(hosts))),
         *("--display-map", "--tag-output", *_network(spec), "-bind-to", "none", "-map-by", "slot"),
         *_transport(),
         *_set("NCCL_MIN_NRINGS=4", f"NCCL_SOCKET_IFNAME={spec.interface}", f"NCCL_DEBUG={spec.nccl_debug}"),
@@ -54,6 +54,12 @@ def _horovod(spec: MpiSpec, table: RankTable) -> tuple[str, ...]:
         *(_set("FI_PROVIDER=efa", "NCCL_PROTO=simple") if spec.instance_type in _EFA else ()),
         *(_set("FI_EFA_USE_DEVICE_RDMA=1") if spec.instance_type in _RDMA else ()),
     )
+
+
+def _ranks(spec: MpiSpec, hosts: int) -> int:
+    """How many ranks so many hosts have."""
+    whole = spec.processes * hosts
+    return min(spec.total, whole) if spec.total else whole
 
 
 def _smddp(spec: MpiSpec, table: RankTable) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ class RankTable:
         hosts: their names.
         addresses: where each one's worker listens, host and port.
         full: how many hosts there are where none is missing.
+        run: nonce of the run that it belongs to.
         feeders: where each host that runs tf.data's service has a port, the dispatcher's first.
     """
 
@@ -21,4 +22,5 @@ class RankTable:
     hosts: tuple[str, ...]
     addresses: tuple[str, ...]
     full: int
+    run: str = ""
     feeders: tuple[str, ...] = ()

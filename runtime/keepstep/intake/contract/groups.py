@@ -34,11 +34,12 @@ def parts_of(contract: Contract, data_service: str) -> Parts:
     Raises:
         ConfigError: a group is not there, or is to do both, or nobody is left to train.
     """
-    groups = {
-        str(each["instance_group_name"]): tuple(each["hosts"]) for each in instance_groups(contract.resource_config)
-    }
+    listed = instance_groups(contract.resource_config)
+    groups = {str(each["instance_group_name"]): tuple(dict.fromkeys(each["hosts"])) for each in listed}
     named = contract.hyperparameters.get(_DISTRIBUTION_GROUPS)
-    training = [name for name in named if name in groups] if isinstance(named, list) else []
+    if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        raise _wrong(contract, named, "a list of instance groups")
+    training = [name for name in dict.fromkeys(named or ()) if name in groups]
     feeders: tuple[str, ...] = ()
     if data_service != NONE:
         if data_service not in groups:
@@ -49,8 +50,10 @@ def parts_of(contract: Contract, data_service: str) -> Parts:
         if data_service in training:
             raise _wrong(contract, named, f"groups other than {data_service}, which runs tf.data's service")
         feeders = groups[data_service]
+        if not feeders:
+            raise ConfigError(f"found {show(data_service)}, which has no hosts", "a group that has some", key=_KNOB)
     rest = tuple(host for host in contract.hosts if host not in feeders)
-    trainers = tuple(host for name in training for host in groups[name]) if training else rest
+    trainers = tuple(dict.fromkeys(host for name in training for host in groups[name])) if training else rest
     if not trainers:
         raise ConfigError(
             f"found {show(data_service)}, which all hosts are in", "a group beside it that trains", key=_KNOB

@@ -20,7 +20,9 @@ _NCCL = "--NCCL_DEBUG"
 _PROCESSES_MAX = 1024
 
 
-def read_mpi(contract: Contract, strategy: str, processes: int, gpus: int, has_smddprun: bool) -> MpiSpec | None:
+def read_mpi(
+    contract: Contract, strategy: str, processes: int, gpus: int, hosts: int, has_smddprun: bool
+) -> MpiSpec | None:
     """How many ranks, and what mpirun is told beside; None for a strategy that does without mpirun.
 
     A rank for each GPU, or one where there is none, unless the hyperparameters say otherwise; or unless the policy
@@ -37,10 +39,14 @@ def read_mpi(contract: Contract, strategy: str, processes: int, gpus: int, has_s
         raise _wrong(contract, _OPTIONS[strategy], text, "words for mpirun, as one string")
     options, nccl_debug = _split(contract, strategy, text)
     total = _count(contract, _TOTAL) if strategy == "horovod" and not processes else 0
+    each = processes or _count(contract, _PER_HOST) or gpus or 1
+    if total and not each * (hosts - 1) < total <= each * hosts:
+        wanted = f"{each * (hosts - 1) + 1} to {each * hosts}: {hosts} hosts of {each}, none without a rank"
+        raise _wrong(contract, _TOTAL, total, wanted)
     named = given.get("sagemaker_instance_type") if strategy == "smddp" else None
     instance_type = named or contract.resource_config.get("current_instance_type") or "local"
     return MpiSpec(
-        processes=processes or _count(contract, _PER_HOST) or gpus or 1,
+        processes=each,
         interface=contract.network_interface_name,
         instance_type=str(instance_type),
         options=options,
