@@ -89,13 +89,18 @@ def hosts() -> Iterator[list[Host]]:
         host.agent.close()
 
 
-RANK = "import os, signal, sys, time\nrank = int(os.environ['KEEPSTEP_RANK'])\n"
+RANK = """
+import os, signal, sys, time
+rank = int(os.environ["KEEPSTEP_RANK"])
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # at once, as two ranks write to one pipe
+"""
 
 
 @pytest.mark.parametrize(
     ("body", "code", "error"),
     [
-        ("print('rank', rank, 'of', os.environ['KEEPSTEP_WORLD_SIZE'])", 0, None),
+        ("say('rank', rank, 'of', os.environ['KEEPSTEP_WORLD_SIZE'])", 0, None),
         ("sys.exit(3) if rank == 1 else time.sleep(60)", 3, None),
         ("sys.exit('no') if rank == 0 else time.sleep(60)", 1, None),
         ("os.kill(os.getpid(), 9) if rank == 0 else time.sleep(60)", -9, None),
@@ -152,7 +157,7 @@ def save(*_):
     open(f"saved-{rank}", "w").close()
     sys.exit(143)
 signal.signal(signal.SIGTERM, save)
-print("up", flush=True)
+say("up")
 while True: time.sleep(60)
 """
     hosts.append(Host(tmp_path, RANK + saves))
@@ -175,7 +180,7 @@ def test_without_an_mpirun_the_host_says_so(tmp_path: Path, hosts: list[Host]) -
 
 
 def test_all_ranks_go_with_the_hosts_own_process(tmp_path: Path, hosts: list[Host]) -> None:
-    hosts.append(Host(tmp_path, RANK + "print(os.getpid(), os.getppid())\ntime.sleep(600)"))
+    hosts.append(Host(tmp_path, RANK + "say(os.getpid(), os.getppid())\ntime.sleep(600)"))
     assert hosts[0].process.stdout is not None
     pids = [int(word) for _ in range(2) for word in hosts[0].process.stdout.readline().split()]
     hosts[0].process.kill()
@@ -187,7 +192,7 @@ def test_all_ranks_go_with_the_hosts_own_process(tmp_path: Path, hosts: list[Hos
 @pytest.mark.parametrize("local_rank", [0, 1])
 def test_a_rank_that_goes_without_a_word_counts_as_killed(tmp_path: Path, hosts: list[Host], local_rank: int) -> None:
     """Its parent speaks for it; so where that one is killed itself, nobody does."""
-    hosts.append(Host(tmp_path, RANK + "print(rank, os.getppid())\ntime.sleep(600)"))
+    hosts.append(Host(tmp_path, RANK + "say(rank, os.getppid())\ntime.sleep(600)"))
     assert hosts[0].process.stdout is not None
     parents = dict(map(int, hosts[0].process.stdout.readline().split()) for _ in range(2))
     os.kill(parents[local_rank], signal.SIGKILL)
