@@ -27,6 +27,8 @@ Provider = Callable[[], Sequence[Tensor]]
 _POLL_S = 0.02
 """How often orders are read again while waiting; a message wakes the wait earlier."""
 _FIRST_GRANT_NS = 1_000_000_000
+_FOLLOWS_NS = 900_000_000_000
+"""How long a rank waits for the first one of its host, whose state it is to go on from."""
 _EXIT_ORPHANED = 143
 
 
@@ -115,7 +117,10 @@ class Session:
             RestoreError: what was handed over is not sealed for the step that the agent ordered.
         """
         self._restore_begun_ns = time.monotonic_ns()
+        give_up_ns = self._restore_begun_ns + _FOLLOWS_NS
         while self._wire.read_orders().generation != self.identity.generation:
+            if self.identity.local_rank > 0 and time.monotonic_ns() > give_up_ns:
+                raise RestoreError("the first rank of this host has not said what it restores: have all ranks do so")
             self._wait()
         orders = self._orders()
         if orders.restore_slab == wires.NO_SLAB:
