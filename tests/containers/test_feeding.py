@@ -72,6 +72,28 @@ def test_every_sample_of_an_epoch_goes_to_one_rank_and_a_dead_worker_of_the_serv
     assert len(found[GATE_AT]) >= 50, "nothing was given before the gate"
 
 
+def test_a_stop_leaves_the_service_running_until_all_have_stopped_at_one_step(
+    cluster: Cluster, store: str, tmp_path: Path
+) -> None:
+    with job_of(cluster, tmp_path / "1", store, epochs=1000) as job:
+        job.wait_for(lambda: len(epochs(job).get(1, ())) == SAMPLES, "the first epoch")
+        job.stop(120)
+        assert job.wait() == dict.fromkeys(job.hosts, 143), job.told()
+        reached = job.completed("algo-2")
+        assert job.completed("algo-3") == reached
+        assert f"saved up to step {reached}" in job.failure("algo-2"), job.told()
+        assert len(epochs(job)[reached]) == SAMPLES, "the agreed step, which is an epoch here, was fed to its end"
+    with job_of(cluster, tmp_path / "2", store, epochs=reached + 1) as job:
+        assert job.wait() == dict.fromkeys(job.hosts, 0), job.told()
+        assert sorted(epochs(job, reached_generation(job))) == [reached + 1]
+
+
+def reached_generation(job: Job) -> int:
+    """The generation of the ranks that have written something."""
+    paths = [path for host in job.hosts for path in (job.base(host) / "model").glob("samples-*.jsonl")]
+    return max(int(path.stem.split("-")[1]) for path in paths)
+
+
 def feeders_of_log(job: Job) -> Counter[str]:
     """How often each part of the service was started."""
     lines = [line for line in job.log("algo-1").splitlines() if "server starts: " in line]

@@ -29,6 +29,8 @@ options = parser.parse_args()
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 run = keepstep.join()
 service = keepstep.data_service()
+newest = tf.Variable(0, dtype=tf.int64)
+run.track(newest=newest)
 path = options.out / f"samples-{run.generation}-{run.rank}.jsonl"
 
 
@@ -48,5 +50,6 @@ for epoch in run.steps(options.epochs):
         time.sleep(0.01)
         if len(given) == 5 * BATCH:
             pass_gate(epoch)
+    newest.assign(epoch)
     with path.open("a") as file:
         file.write(json.dumps({"epoch": epoch, "service": service, "given": given}) + "\n")
