@@ -55,7 +55,8 @@ def test_a_sound_host(tmp_path, programs):
     everything = found(tmp_path, programs, ["localhost"], FREE, store=tmp_path / "store")
     assert {finding.level for findings in everything.values() for finding in findings} == {"ok"}
     assert set(everything) == {
-        "process", "hosts", "memory", "disk", "ports", "etcd", "GPU", "Python", "TensorFlow", "Keras", "store",
+        "process", "hosts", "memory", "disk", "ports", "etcd", "GPU", "Python", "TensorFlow", "Keras", "launch",
+        "store",
     }  # fmt: skip
     left = [path.name for path in (tmp_path / "store").rglob("*") if path.is_file()]
     assert [name for name in left if not name.startswith(".")] == []
@@ -111,6 +112,49 @@ def test_etcd_for_several_hosts(tmp_path, programs, says, level, text):
     assert (finding.level, text in finding.found, bool(finding.fix)) == (level, True, level != "ok")
     assert "repairs" in everything["Keras"][0].found
     assert (everything["hosts"][-1].level, "coordination.tls=off" in everything["hosts"][-1].fix) == ("bad", True)
+
+
+def test_what_is_launched_and_who_takes_which_part(tmp_path, programs):
+    hosts = ["localhost", "localhost.localdomain"]
+    (finding,) = found(tmp_path, programs, hosts, FREE)["launch"]
+    assert (finding.level, finding.found, finding.fix) == ("ok", "multi_worker; hosts that train 2", "")
+
+
+def test_which_hosts_train_feed_and_idle(tmp_path, programs):
+    groups = {"gpu": ["algo-1"], "cpu": ["algo-2"], "more": ["algo-3", "algo-4"]}
+    described = [
+        {"instance_group_name": name, "instance_type": "local", "hosts": each} for name, each in groups.items()
+    ]
+    resources = {
+        "current_host": "algo-1",
+        "hosts": [host for each in groups.values() for host in each],
+        "instance_groups": described,
+    }
+    given = {"sagemaker_program": "train.py", "sagemaker_distribution_instance_groups": '["gpu"]'}
+    contract = load_contract(make_opt_ml(tmp_path / "ml", resources, given), {}, ContractOptions())
+    policy = load_policy("default", ("launch.data_service=cpu", "launch.python=/none", FREE))
+    environment = {"PATH": str(programs)}
+    subject = Subject(contract, policy, None, environment, tmp_path, 29_500, devices=tmp_path / "dev")
+    (finding,) = (finding for finding in examine(subject) if finding.check == "launch")
+    assert (finding.level, finding.found) == ("ok", "plain; hosts that train 1, feed 1, idle 2")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "store", "says", "wants"),
+    [
+        ("mirrored", None, "launch.strategy: found mirrored with 2 hosts", "multi_worker, "),
+        ("multi_worker launch.ranks=2", None, "launch.ranks: found 2 with multi_worker", "0, or launch.strategy"),
+        ("horovod", None, "launch.strategy: found horovod on several hosts without", "a store that all hosts"),
+        ("horovod", "store", "launch.strategy: {programs}/mpirun is HYDRA", "Open MPI 4"),
+    ],
+)  # fmt: skip
+def test_a_strategy_that_can_not_be_launched(tmp_path, programs, strategy, store, says, wants):
+    program(programs, "mpirun", "HYDRA build details:")
+    hosts, named = ["localhost", "localhost.localdomain"], store and tmp_path / store
+    (finding,) = found(tmp_path, programs, hosts, FREE, *f"launch.strategy={strategy}".split(), store=named)["launch"]
+    assert finding.level == "bad"
+    assert finding.found.startswith(says.format(programs=programs))
+    assert finding.fix.startswith(wants)
 
 
 def test_a_host_that_no_name_is_known_of(tmp_path, programs):

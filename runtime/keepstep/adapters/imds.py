@@ -8,10 +8,12 @@ Source: "Spot Instance interruption notices" and "EC2 instance rebalance recomme
 
 from __future__ import annotations
 
+import http.client
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError
 from botocore.session import Session
@@ -22,6 +24,8 @@ _MODE = "ec2_metadata_service_endpoint_mode"
 _SPOT = "latest/meta-data/spot/instance-action"
 _REBALANCE = "latest/meta-data/events/recommendations/rebalance"
 _TIMEOUT_S = 1.0
+_TOKEN_BYTES_MAX = 4096
+_LISTING = "latest/meta-data/"
 _OK, _ABSENT, _UNAUTHORIZED = 200, 404, 401
 
 
@@ -52,6 +56,34 @@ class InstanceMetadata(IMDSFetcher):  # type: ignore[misc]
             self._token = None
             return {"away": str(error) or type(error).__name__}
 
+    def survey(self) -> dict[str, object]:
+        """Ask for each thing by itself, and say how that ended, not what was answered.
+
+        Returns:
+            `token`, `listing` (without a token, by version 1 of the service), `spot`, `rebalance`: an HTTP status, or
+            why there is none.
+        """
+        token, text = self._ask("PUT", self._TOKEN_PATH, {"x-aws-ec2-metadata-token-ttl-seconds": "60"})
+        named = {"x-aws-ec2-metadata-token": text} if token == _OK else {}
+        found: dict[str, object] = {"token": token, "listing": self._ask("GET", _LISTING, {})[0]}
+        return found | {
+            name: self._ask("GET", path, named)[0] for name, path in (("spot", _SPOT), ("rebalance", _REBALANCE))
+        }
+
+    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int | str, str]:
+        """A status or an error, which botocore's own way would swallow; and the text that came with it."""
+        base = urlsplit(self.get_base_url())
+        kind = http.client.HTTPSConnection if base.scheme == "https" else http.client.HTTPConnection
+        connection = kind(base.hostname or "", base.port, timeout=_TIMEOUT_S)
+        try:
+            connection.request(method, f"{base.path.rstrip('/')}/{path}", headers=dict(headers))
+            response = connection.getresponse()
+            return response.status, response.read(_TOKEN_BYTES_MAX).decode("ascii", "replace").strip()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            return str(error) or type(error).__name__, ""
+        finally:
+            connection.close()
+
     def _document(self, path: str) -> dict[str, Any] | None:
         """A document of the service's; None where there is none now."""
         for _ in range(2):
@@ -73,6 +105,14 @@ class InstanceMetadata(IMDSFetcher):  # type: ignore[misc]
 def open_metadata() -> Callable[[], dict[str, object]]:
     """What is called to hear whether there are notices; see `InstanceMetadata.notices`."""
     return InstanceMetadata().notices
+
+
+def survey_metadata() -> dict[str, object]:
+    """How each door of the service is answered; see `InstanceMetadata.survey`."""
+    try:
+        return InstanceMetadata().survey()
+    except BotoCoreError as error:
+        return {"error": str(error)}
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -20,13 +20,14 @@ from typing import Any, Literal
 from keepstep.adapters.etcd_member import EtcdMissing, find_etcd
 from keepstep.adapters.memory import available_bytes
 from keepstep.app.connecting import connect_store
-from keepstep.app.setting_up import deaf_process, demand_trust_off
+from keepstep.app.launch_checks import SMDDPRUN, check_launcher, has_program
+from keepstep.app.setting_up import check_use, deaf_process, demand_trust_off
 from keepstep.app.showing import size
 from keepstep.checkpoint.probe import probe_store
-from keepstep.core.job import PORT_SPAN
+from keepstep.core.job import PORT_SPAN, JobSpec
 from keepstep.core.policy import Policy
 from keepstep.errors import ConfigError
-from keepstep.intake.contract import Contract
+from keepstep.intake.contract import Contract, choose_strategy, count_gpus, parts_of, read_mpi
 from keepstep.ports.store import StoreError
 
 Level = Literal["ok", "warn", "bad"]
@@ -86,7 +87,7 @@ def examine(subject: Subject) -> Iterator[Finding]:
     """All checks, the quick ones first; one that fails in a way of its own says so and stops no other."""
     checks: tuple[tuple[str, Callable[[Subject], Iterator[Finding]]], ...] = (
         ("process", _process), ("hosts", _hosts), ("memory", _memory), ("disk", _disk), ("ports", _ports),
-        ("etcd", _etcd), ("GPU", _gpu), ("Python", _python), ("store", _store),
+        ("etcd", _etcd), ("GPU", _gpu), ("Python", _python), ("launch", _launch), ("store", _store),
     )  # fmt: skip
     for name, check in checks:
         try:
@@ -255,6 +256,37 @@ def _tensorflow(found: Mapping[str, Any], hosts: int) -> Iterator[Finding]:
         yield Finding("Keras", "ok", told)
     else:
         yield Finding("Keras", "ok", f"{keras}{legacy}")
+
+
+def _launch(subject: Subject) -> Iterator[Finding]:
+    """What the job's processes are started as, by the very steps that a job's own start takes."""
+    contract, launch = subject.contract, subject.policy.launch
+    gpus = count_gpus(subject.devices)
+    try:
+        parts = parts_of(contract, launch.data_service)
+        strategy = choose_strategy(contract, launch.strategy, gpus, len(parts.trainers))
+        check_use(subject.policy, strategy)
+        has_smddprun = has_program(SMDDPRUN, subject.environment)
+        mpi = read_mpi(contract, strategy, launch.ranks, gpus, len(parts.trainers), has_smddprun)
+        job = JobSpec(
+            name=contract.job_name, host=contract.current_host, hosts=tuple(host for part in parts for host in part),
+            node_id="doctor", boot=0, address=contract.current_host, port_base=subject.port_base, run="doctor",
+            strategy=strategy, python=launch.python, script=contract.program, arguments=contract.arguments,
+            has_store=subject.store is not None, kind=contract.kind, mpi=mpi,
+        )  # fmt: skip
+        check_launcher(job, subject.environment, _has_trust(subject), contract.code_dir)
+    except ConfigError as error:
+        yield Finding("launch", "bad", f"{error.key}: {error.found}" if error.key else error.found, error.wanted)
+        return
+    counts = zip(parts, ("train", "feed", "idle"), strict=True)
+    told = ", ".join(f"{what} {len(hosts)}" for hosts, what in counts if hosts)
+    yield Finding("launch", "ok", f"{strategy}; hosts that {told}")
+
+
+def _has_trust(subject: Subject) -> bool:
+    coordination = subject.policy.coordination
+    ours = coordination.endpoints == "embedded" and coordination.tls == "on"
+    return len(subject.contract.hosts) > 1 and ours and subject.store is not None
 
 
 def _store(subject: Subject) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from keepstep.adapters.imds import open_metadata
+from keepstep.adapters.imds import open_metadata, survey_metadata
 from tests.support.metadata_service import MetadataService, metadata_service
 from tests.support.ports import free_port
 
@@ -61,3 +61,20 @@ def test_nobody_there_is_normal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(open_metadata()()) == ["away"]
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     assert list(open_metadata()()) == ["away"]
+
+
+def test_a_survey_says_how_each_door_answers_and_nothing_of_what_is_behind(service, monkeypatch):
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.endpoint)
+    assert survey_metadata() == {"token": 200, "listing": 401, "spot": 404, "rebalance": 404}
+    service.take_away(1_800_000_000)
+    assert survey_metadata() == {"token": 200, "listing": 401, "spot": 200, "rebalance": 404}
+    service.has_tokens = False
+    assert survey_metadata() == {"token": 404, "listing": 401, "spot": 401, "rebalance": 401}
+
+
+def test_a_survey_where_nobody_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{free_port()}/")
+    found = survey_metadata()
+    assert {"refused" in str(error) for error in found.values()} == {True}
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "no address")
+    assert list(survey_metadata()) == ["error"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from keepstep.intake.contract.environment import read_environment, user_environment
 from keepstep.intake.contract.groups import parts_of
-from keepstep.intake.contract.load import find_code, load_contract
+from keepstep.intake.contract.load import find_code, load_contract, read_hosts
 from keepstep.intake.contract.mpi import read_mpi
 from keepstep.intake.contract.strategy import choose_strategy, count_gpus
 from keepstep.intake.contract.values import BASE, CodeSource, Contract, ContractOptions, Paths
@@ -25,7 +25,8 @@ __all__ = [
     "find_code",
     "load_contract",
     "parts_of",
-    "read_mpi",
     "read_environment",
+    "read_hosts",
+    "read_mpi",
     "user_environment",
 ]

@@ -82,6 +82,15 @@ def find_code(base_dir: Path, environ: Mapping[str, str]) -> CodeSource | None:
     return CodeSource(source, paths.code, file, SUBMITTED, region, environ.get("S3_ENDPOINT_URL"))
 
 
+def read_hosts(base_dir: Path, environ: Mapping[str, str]) -> Resources:
+    """Who the hosts are, for whom nothing else of the contract matters.
+
+    Raises:
+        ConfigError: the platform does not say, or says what can not be used.
+    """
+    return _read_resources(Paths(base_dir.absolute()), environ, ContractOptions())
+
+
 def _check_words(options: ContractOptions, environ: Mapping[str, str]) -> None:
     """What is not UTF-8 comes from the command line and the environment as halves of surrogate pairs."""
     words = [("SCRIPT", options.script), *(("ARGS", word) for word in options.arguments)]
