@@ -148,7 +148,7 @@ test-resume: venv venv-tf etcd mpi
 	$(PY) -m pytest tests/e2e -m more -n $(JOBS) --dist worksteal
 
 # The real image, built on Debian's own packages, in jobs of two containers: as the platform starts and stops them, and by
-# the SageMaker SDK's local mode; and what docker/compose.yaml plays. Needs root.
+# the SageMaker SDK's local mode; and what docker/compose.yaml plays (KEEPSTEP_TEST_ALL=1: all of that). Needs root.
 test-containers: venv venv-sdk docker
 	$(PY) -m pytest tests/containers
 
