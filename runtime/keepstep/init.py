@@ -26,7 +26,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 
 from keepstep import kernel
@@ -65,8 +64,7 @@ def main(
         restarts_max: how often a dead agent is started again within the window.
         restarts_window_s: length of that window, in seconds.
     """
-    # the working directory is the user's: it must not be searched for modules
-    command = agent_command or [sys.executable, "-I" if sys.flags.isolated else "-P", "-m", "keepstep.app.agent"]
+    command = agent_command or [*kernel.interpreter(), "-m", "keepstep.app.agent"]
     return Init([*command, *argv], restarts_max, restarts_window_s).run()
 
 

@@ -136,6 +136,14 @@ def die_with_parent(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+def interpreter() -> tuple[str, str]:
+    """What starts another process of the agent's: its Python, which finds nothing in the working directory.
+
+    That one, and in an image PYTHONPATH, too, are the user's: a module of theirs must never be taken for one of ours.
+    """
+    return sys.executable, "-I" if sys.flags.isolated else "-P"
+
+
 def spawn(
     argv: list[str],
     env: dict[str, str],

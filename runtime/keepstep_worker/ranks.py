@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import socket
@@ -230,8 +229,7 @@ class Host:
 
 def lead(words: list[str]) -> NoReturn:
     """Run mpirun, with keepstep in the place of ssh."""
-    agent = shlex.join([shutil.which(sys.executable) or sys.executable, "-m", "keepstep_worker", "--reach"])
-    own = ["-mca", "plm_rsh_agent", agent, "--leave-session-attached"]
+    own = ["-mca", "plm_rsh_agent", f"{sys.executable} -m keepstep_worker --reach", "--leave-session-attached"]
     if shutil.which(words[0]) is None:
         print(f"keepstep: {words[0]} is not on PATH", file=sys.stderr, flush=True)
         sys.exit(127)

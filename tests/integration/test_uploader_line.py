@@ -111,6 +111,17 @@ def test_a_call_that_is_given_up_does_not_disturb_the_next(tmp_path):
     asyncio.run(run())
 
 
+def test_a_module_of_the_users_is_not_taken_for_one_of_the_agents(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit('taken')")
+    monkeypatch.chdir(tmp_path)
+
+    async def run() -> None:
+        async with started() as client:
+            assert (await client.call({"command": "x"}))["error"] == "invalid"
+
+    asyncio.run(run())
+
+
 PARENT = """
 import asyncio
 from keepstep.adapters.uploader import UploaderClient

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ WEIGHTS = os.urandom(3_000_001)
 
 @contextlib.asynccontextmanager
 async def started(
-    python: str = sys.executable, on_exit: Callable[[int], None] | None = None, **place: Any
+    python: str = "", on_exit: Callable[[int], None] | None = None, **place: Any
 ) -> AsyncIterator[UploaderClient]:
     """An uploader with an open store."""
     client = UploaderClient(on_exit)

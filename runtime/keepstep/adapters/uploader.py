@@ -14,9 +14,10 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from keepstep import kernel
 
 INLINE_BYTES_MAX = 64 << 10
 SPILLED_BYTES_MAX = 64 << 20
@@ -129,11 +130,11 @@ class UploaderClient:
         """The process's id; None while there is none."""
         return None if self._process is None else self._process.pid
 
-    async def start(self, python: str = sys.executable, environment: Mapping[str, str] | None = None) -> int:
+    async def start(self, python: str = "", environment: Mapping[str, str] | None = None) -> int:
         """Start the process and return its id. For the main thread only: the process dies with its parent thread.
 
         Args:
-            python: the agent's interpreter.
+            python: the interpreter, where it is to be another than the agent's.
             environment: the process's whole environment; None passes on the agent's.
 
         Raises:
@@ -144,12 +145,13 @@ class UploaderClient:
             await asyncio.shield(self._ended)
         if self._process is not None:
             raise RuntimeError("the uploader is running")
+        command = (python,) if python else kernel.interpreter()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
                 fd = theirs.fileno()
                 self._process = subprocess.Popen(
-                    [python, "-m", "keepstep.app.uploader", "--socket-fd", str(fd), "--parent-pid", str(os.getpid())],
+                    [*command, "-m", "keepstep.app.uploader", "--socket-fd", str(fd), "--parent-pid", str(os.getpid())],
                     pass_fds=(fd,),
                     stdin=subprocess.DEVNULL,
                     env=None if environment is None else dict(environment),

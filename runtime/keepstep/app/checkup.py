@@ -21,7 +21,7 @@ from keepstep.adapters.etcd_member import EtcdMissing, find_etcd
 from keepstep.adapters.memory import available_bytes
 from keepstep.app.connecting import connect_store
 from keepstep.app.launch_checks import SMDDPRUN, check_launcher, has_program
-from keepstep.app.setting_up import check_use, deaf_process, demand_trust_off
+from keepstep.app.setting_up import check_use, deaf_process, demand_trust_off, has_trust
 from keepstep.app.showing import size
 from keepstep.checkpoint.probe import probe_store
 from keepstep.core.job import PORT_SPAN, JobSpec
@@ -274,19 +274,14 @@ def _launch(subject: Subject) -> Iterator[Finding]:
             strategy=strategy, python=launch.python, script=contract.program, arguments=contract.arguments,
             has_store=subject.store is not None, kind=contract.kind, mpi=mpi,
         )  # fmt: skip
-        check_launcher(job, subject.environment, _has_trust(subject), contract.code_dir)
+        trust = has_trust(subject.policy, len(contract.hosts), subject.store)
+        check_launcher(job, subject.environment, trust, contract.code_dir)
     except ConfigError as error:
         yield Finding("launch", "bad", f"{error.key}: {error.found}" if error.key else error.found, error.wanted)
         return
     counts = zip(parts, ("train", "feed", "idle"), strict=True)
     told = ", ".join(f"{what} {len(hosts)}" for hosts, what in counts if hosts)
     yield Finding("launch", "ok", f"{strategy}; hosts that {told}")
-
-
-def _has_trust(subject: Subject) -> bool:
-    coordination = subject.policy.coordination
-    ours = coordination.endpoints == "embedded" and coordination.tls == "on"
-    return len(subject.contract.hosts) > 1 and ours and subject.store is not None
 
 
 def _store(subject: Subject) -> Iterator[Finding]:

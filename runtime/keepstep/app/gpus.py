@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from keepstep import kernel
 from keepstep.adapters.clock import sleep
 from keepstep.adapters.nvml import parse_line
 from keepstep.core.policy import Policy
@@ -28,7 +28,7 @@ async def watch_gpus(policy: Policy, sink: GpuSink, log: Callable[[str], None]) 
     every_s = policy.health.gpu.poll
     while True:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "keepstep.adapters.nvml", "--every", str(every_s),
+            *kernel.interpreter(), "-m", "keepstep.adapters.nvml", "--every", str(every_s),
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         found = True

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from keepstep import kernel
 from keepstep.errors import ConfigError
 from keepstep.intake.contract import Contract
 from keepstep.intake.files import printable, show
@@ -56,14 +55,14 @@ class Intermediate:
         """Start the process that uploads. For the main thread only: it dies with its parent thread."""
         if not self._task:
             return
-        words = [sys.executable, "-m", "keepstep.app.relaying"]
+        words = (*kernel.interpreter(), "-m", "keepstep.app.relaying")
         try:
             self._process = await asyncio.create_subprocess_exec(*words, stdin=asyncio.subprocess.PIPE)
         except OSError as error:
             self._log(f"intermediate output is not uploaded: {error}")
             return
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(self._task).encode() + os.linesep.encode())
+        self._process.stdin.write(json.dumps(self._task).encode() + b"\n")
 
     async def finish(self) -> None:
         """Have it look once more, and wait for that as long as is reasonable."""

@@ -12,12 +12,11 @@ import hashlib
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keepstep import init
+from keepstep import init, kernel
 from keepstep.errors import ConfigError, InterruptionError, StoreRefusedError
 from keepstep.intake.contract import CodeSource, Contract
 
@@ -144,9 +143,8 @@ async def _ask(task: Mapping[str, Any], earlier: tuple[int, ...]) -> dict[str, s
         loop.call_soon_threadsafe(stopped.set)
 
     before = {number: signal.signal(number, note) for number in init.STOPPING}
-    isolation = "-I" if sys.flags.isolated else "-P"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, isolation, "-m", "keepstep.app.provisioner"),
+        *(*kernel.interpreter(), "-m", "keepstep.app.provisioner"),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     signal.pthread_sigmask(signal.SIG_UNBLOCK, init.STOPPING)

@@ -53,9 +53,7 @@ class Setup:
     @property
     def has_trust(self) -> bool:
         """Whether the hosts prove themselves to each other by certificates of their own."""
-        coordination = self.policy.coordination
-        ours = coordination.endpoints == "embedded" and coordination.tls == "on"
-        return len(self.job.hosts) > 1 and ours and self.store is not None
+        return has_trust(self.policy, len(self.job.hosts), self.store)
 
 
 def set_up(options: TrainOptions, environ: dict[str, str], init: InitState) -> Setup:
@@ -145,6 +143,12 @@ def deaf_process(paths: Paths) -> str | None:
     except OSError:
         return None
     return os.path.basename(os.fsdecode(command[0])) or "?"
+
+
+def has_trust(policy: Policy, hosts: int, store: str | None) -> bool:
+    """Whether so many hosts, with that store in common, prove themselves to each other by certificates of their own."""
+    ours = policy.coordination.endpoints == "embedded" and policy.coordination.tls == "on"
+    return hosts > 1 and ours and store is not None
 
 
 def check_use(policy: Policy, strategy: str) -> None:
