@@ -22,7 +22,7 @@ SDK2_STAMP := .venv-sdk2/.stamp-$(shell cat requirements/sdk2.txt | sha256sum | 
 LOCALSTACK_STAMP := .venv-localstack/.stamp-$(shell cat requirements/localstack.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack venv-sdk docker etcd mpi nets lint check test test-hosts test-resume test-containers test-matrix torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-goodput bench-startup attribution soak campaign requirements clean
+.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack venv-sdk docker etcd mpi nets lint check test test-hosts test-more test-resume test-containers test-matrix torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-goodput bench-startup bench-straggler attribution soak campaign campaign-health requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -141,11 +141,14 @@ test-hosts: venv venv-tf venv-localstack etcd nets
 	$(PY) -m pytest tests/conformance -m localstack -n $(JOBS)
 	$(PY) -m pytest tests/e2e -m hosts -n $(JOBS) --dist load
 
-# Every form of `fit` with Keras 3 and tf_keras, killed, drained and resumed, and every moment of an interruption, of which
-# `make test` has samples; and what it has no room for: parameter servers, ranks that mpirun starts.
-test-resume: venv venv-tf etcd mpi
-	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fit_resume.py tests/e2e/test_interruption.py -n $(JOBS) --dist worksteal
+# What `make test` has no room for: parameter servers, ranks that mpirun starts, spares, stragglers.
+test-more: venv venv-tf etcd mpi
 	$(PY) -m pytest tests/e2e -m more -n $(JOBS) --dist worksteal
+
+# Every form of `fit` with Keras 3 and tf_keras, killed, drained and resumed, and every moment of an interruption, of which
+# `make test` has samples by KEEPSTEP_TEST_SEED.
+test-resume: venv venv-tf etcd
+	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fit_resume.py tests/e2e/test_interruption.py -n $(JOBS) --dist worksteal
 
 # The real image, built on Debian's own packages, in jobs of two containers: as the platform starts and stops them, and by
 # the SageMaker SDK's local mode; and what docker/compose.yaml plays (KEEPSTEP_TEST_ALL=1: all of that). Needs root.
@@ -216,6 +219,11 @@ FAULTS ?= 200
 attribution: venv venv-tf etcd
 	$(PY) -m benchmarks.attribution --python $(TF) --faults $(FAULTS)
 
+# Who is slow, and of what: 20 runs each of a slow processor, slow data, and a busy neighbour; and how much a rebalance gains.
+# Half an hour; wants both cores for itself.
+bench-straggler: venv venv-tf etcd
+	$(PY) -m benchmarks.straggler --python $(TF)
+
 # How soon a container's script begins, beside AWS's own toolkit.
 bench-startup: venv venv-toolkit
 	$(PY) -m benchmarks.startup --toolkit $(TOOLKIT)
@@ -233,6 +241,12 @@ soak: venv etcd
 SEEDS ?= 0:10000
 campaign: venv
 	$(PY) -m tests.simulation.campaign --seeds $(SEEDS)
+
+# Stragglers and GPU faults among 1,000 simulated hosts, six hours under each preset; about half an hour on two cores.
+HOSTS ?= 1000
+HOURS ?= 6
+campaign-health: venv
+	$(PY) -m tests.simulation.campaign_health --hosts $(HOSTS) --hours $(HOURS)
 
 # Pins again what requirements/*.in ask for; needs uv on PATH, or UV=/path/to/uv.
 requirements:

@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.journals import Journals
 from benchmarks.recovery import terminate
-from keepstep.app.replay import journals_under
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = ROOT / "benchmarks" / "attribution_job.py"
@@ -49,7 +49,7 @@ class Job:
     def __init__(self, folder: Path, python: Path) -> None:
         self.folder = folder
         self.verdicts: list[str] = []
-        self._read: Counter[Path] = Counter()
+        self._journals = Journals(folder / "run" / "hosts")
         self._worlds: Counter[str] = Counter()
         self._workers: dict[str, int] = {}
         words = [word for each in SETTINGS for word in ("--set", each)]
@@ -64,13 +64,8 @@ class Job:
 
     def look(self) -> None:
         """Take in what the journals have told since the last look."""
-        for path in journals_under(self.folder / "run" / "hosts"):
-            with path.open("rb") as journal:
-                journal.seek(self._read[path])
-                lines = journal.read().split(b"\n")
-            self._read[path] += sum(len(line) + 1 for line in lines[:-1])
-            for line in lines[:-1]:
-                self._hear(path.parent.name, json.loads(line))
+        for host, turn in self._journals.news():
+            self._hear(host, turn)
 
     def _hear(self, host: str, turn: dict[str, Any]) -> None:
         event = turn.get("event", {})

@@ -32,6 +32,10 @@ WIDTH = 724  # a kernel of 724 x 724 float32 has 2.1 MB
 LAYERS = 8
 KERNELS = 100
 """Variables of 2.1 MB in all: kernels, their momenta, and what is not trained."""
+SMALL_WIDTH, TRACES, SETTLING = 32, 6, 20
+PROBE_PAIRS, PROBE_BLOCK = 60, 200
+READ_EVERY = 4
+"""Steps of 50 ms between two readings of the stored times, which are 0.2 s apart."""
 SETTLED_SNAPSHOTS = 5
 """Each of three slabs was written to for the first time, and the cadence has followed what a snapshot costs then."""
 
@@ -84,29 +88,61 @@ def fit_samples(step: Step, wanted_s: float) -> int:
     return max(1, round(samples + (wanted_s - trial_s) / per_sample_s))
 
 
-def probe_s(count: int = 200, times: int = 50) -> float:
-    """Median seconds that one gradient probe takes within a traced function."""
+class Probed:
+    """Steps of a small model, of traces with the probe in them and of traces without.
 
-    def traced(probes: int) -> Callable[[], Any]:
-        @tf.function
-        def function() -> Any:
-            gradient = tf.random.normal((8,))
-            for _ in range(probes):
-                probe._mark([gradient])
-            return gradient
+    What the probe takes does not grow with the model. Of a large one, traces of the same function differ by up to 2 ms
+    a step, of this one by some microseconds; there are several traces of each kind, so that this evens out.
+    """
 
-        return function
+    def __init__(self) -> None:
+        layers = [keras.layers.Dense(SMALL_WIDTH) for _ in range(LAYERS)]
+        model = keras.Sequential([keras.Input((SMALL_WIDTH,)), *layers])
+        optimizer = keras.optimizers.SGD(1e-6)
+        optimizer.build(model.trainable_variables)
+        data = iter(tf.data.Dataset.from_tensors(tf.random.normal((SMALL_WIDTH, SMALL_WIDTH))).repeat())
 
-    def seconds(function: Callable[[], Any]) -> float:
-        function()
-        found = []
-        for _ in range(times):
-            begun = time.perf_counter()
-            function()
-            found.append(time.perf_counter() - begun)
-        return statistics.median(found)
+        def traced(mark: Callable[..., None]) -> Callable[[], Any]:
+            @tf.function
+            def step() -> Any:
+                inputs = next(data)
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.square(model(inputs, training=True) - inputs))
+                optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+                return loss
 
-    return (seconds(traced(count)) - seconds(traced(0))) / count
+            kept, probe._mark = probe._mark, mark
+            try:
+                for _ in range(SETTLING):
+                    step()
+            finally:
+                probe._mark = kept
+            return step
+
+        self._steps = {
+            kind: [traced(mark) for _ in range(TRACES)]
+            for kind, mark in ((True, probe._mark), (False, lambda *_: None))
+        }
+
+    def block(self, probed: bool, number: int, count: int) -> float:
+        """Mean seconds of a step of a block; the stored times are read as often as in steps of 50 ms."""
+        step = self._steps[probed][number % TRACES]
+        begun = time.perf_counter()
+        for at in range(count):
+            begun_ns = time.monotonic_ns()
+            step()
+            if probed and at % READ_EVERY == 0:
+                probe._probe.due_ns = 0
+                assert probe.moments(begun_ns).gradients, "the probe has measured nothing"
+        return (time.perf_counter() - begun) / count
+
+    def pairs(self, count: int, block: int) -> list[float]:
+        """Seconds by which a step with the probe is longer than one without, pair by pair of blocks in random order."""
+        order, found = random.Random(11), []
+        for number in range(count):
+            seconds = {kind: self.block(kind, number, block) for kind in order.sample((True, False), 2)}
+            found.append(seconds[True] - seconds[False])
+        return found
 
 
 class Measured:
@@ -183,7 +219,7 @@ def main() -> None:
     state_bytes = sum(variable.numpy().nbytes for variable in variables)
     result = {
         "blocks": blocks,
-        "probe_s": probe_s(),
+        "probe_s": Probed().pairs(PROBE_PAIRS, PROBE_BLOCK),
         "samples": samples,
         "snapshot_every": session._orders().snapshot_every,
         "skipped": session.skipped,

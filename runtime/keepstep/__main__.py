@@ -6,7 +6,7 @@ import sys
 
 COMMANDS = frozenset({
     "local", "policy", "replay", "simulate", "checkpoint", "submit", "doctor",
-    "status", "drain", "restart", "cordon", "uncordon",
+    "status", "drain", "restart", "cordon", "uncordon", "cordons",
     "--help", "-h", "--version",
 })  # fmt: skip
 

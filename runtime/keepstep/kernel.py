@@ -136,6 +136,15 @@ def die_with_parent(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+def boot_id() -> str:
+    """What tells this boot of this machine from any other; empty where the kernel does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 def interpreter() -> tuple[str, str]:
     """What starts another process of the agent's: its Python, which finds nothing in the working directory.
 

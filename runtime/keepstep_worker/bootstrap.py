@@ -51,6 +51,11 @@ _INSTRUMENTED = {
     "keras.src.optimizers.optimizer": "keepstep_worker.probe",  # Keras 2.13 to 2.15; in Keras 3 it has nothing to wrap
     "keras.src.optimizers.legacy.optimizer_v2": "keepstep_worker.probe",
     "keras.optimizers.optimizer": "keepstep_worker.probe",  # Keras 2.12
+    "tensorflow.python.data.ops.iterator_ops": "keepstep_worker.probe",
+    "tensorflow.python.distribute.input_lib": "keepstep_worker.probe",
+    "tensorflow.python.eager.backprop": "keepstep_worker.probe",
+    "tensorflow.python.ops.control_flow_ops": "keepstep_worker.probe",
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function": "keepstep_worker.probe",
 }
 
 _MENDED = {"tensorflow.python.distribute.coordinator.cluster_coordinator": "keepstep_worker.coordinator"}

@@ -7,7 +7,7 @@ of it a range of that range; so what is left of an epoch does not depend on who 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 
@@ -41,6 +41,12 @@ def part_of(batch: Part, index: int, count: int) -> Part:
     return Part(batch.begin + size * index // count, batch.begin + size * (index + 1) // count)
 
 
+def weighted_part(batch: Part, rank: int, weights: Sequence[int]) -> Part:
+    """Return a rank's part of a batch that is divided by weights, to a sample; a part may be empty."""
+    size, total, before = batch.end - batch.begin, sum(weights), sum(weights[:rank])
+    return Part(batch.begin + size * before // total, batch.begin + size * (before + weights[rank]) // total)
+
+
 class Shard(NamedTuple):
     """Whose parts of the global batches are wanted.
 
@@ -49,6 +55,7 @@ class Shard(NamedTuple):
         full_world: ranks where none is missing; 0 stands for `world_size`.
         keep_local: whether a rank's part stays what it is in the full world, so that a smaller world's batch is
             smaller; else the global batch stays, and the parts grow.
+        weights: how large a rank's part is beside the others'; empty where all are equal.
     """
 
     rank: int = 0
@@ -56,6 +63,13 @@ class Shard(NamedTuple):
     strategy: Any = None
     full_world: int = 0
     keep_local: bool = False
+    weights: tuple[int, ...] = ()
+
+    def of(self, batch: Part, replica: int = 0, replicas: int = 1) -> Part:
+        """Return the part of a batch that one of this rank's local replicas takes."""
+        if len(self.weights) == self.world_size and min(self.weights) > 0:
+            return part_of(weighted_part(batch, self.rank, self.weights), replica, replicas)
+        return part_of(batch, self.rank * replicas + replica, self.world_size * replicas)
 
     def batch_of(self, global_batch: int) -> int:
         """Return how many samples this world takes in a step, of the `global_batch` that the full world takes.
@@ -131,10 +145,10 @@ class Dataset:
         """Return this rank's part of the next global batch."""
         position, batch = next_batch(self.position, self.size, self._step_samples, self._drop_remainder)
         order = self._order_of(position.epoch)
-        rank, world_size, strategy = self._shard[:3]
+        strategy = self._shard.strategy
 
         def take(local_replica: int) -> Any:
-            part = part_of(batch, rank * self._local + local_replica, world_size * self._local)
+            part = self._shard.of(batch, local_replica, self._local)
             indices = order[part.begin : part.end]
             return _map(lambda array: array[indices], self._source)
 
@@ -169,7 +183,7 @@ class Dataset:
     @property
     def local_batch(self) -> int:
         """Samples in a step of this world that this rank takes, over all its replicas."""
-        begin, end = part_of(Part(0, self._step_samples), self._shard.rank, self._shard.world_size)
+        begin, end = self._shard.of(Part(0, self._step_samples))
         return end - begin
 
     def scale_loss(self, per_example_losses: Any) -> Any:

@@ -11,7 +11,6 @@ import os
 import re
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 _MESSAGE_CHARACTERS_MAX = 2000
@@ -69,9 +68,10 @@ def describe(error: BaseException, rank: int, generation: int, step: int) -> dic
 
 def write(path: str, description: dict[str, Any]) -> None:
     """Put a description where the agent looks for it, whole or not at all; that it can not be is no second error."""
-    temporary = Path(f"{path}.{os.getpid()}")
+    temporary = f"{path}.{os.getpid()}"
     try:
-        temporary.write_text(json.dumps(description))
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(description, file)
         os.replace(temporary, path)
     except OSError:
         return

@@ -1,10 +1,12 @@
-"""Calls back when a module has been imported for the first time, whoever imports it and whenever."""
+"""Calls back when a module has been imported for the first time, whoever imports it and whenever.
+
+What finds and loads here bears no mark of `importlib.abc`, as nobody asks for it: that module is large, a script waits.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
@@ -18,7 +20,7 @@ Watch = Callable[[str], Callback]
 """Told of a large module that is about to be executed; what it returns is called when that was done."""
 
 
-class PostImport(importlib.abc.MetaPathFinder):
+class PostImport:
     """A finder that finds nothing itself: it lets the others find, and wraps what loads the modules waited for."""
 
     def __init__(self, callbacks: dict[str, Callback], large: Collection[str] = (), watch: Watch | None = None) -> None:
@@ -46,12 +48,13 @@ class PostImport(importlib.abc.MetaPathFinder):
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, callback, large, self._watch if large else None)
+                    watch = self._watch if large else None
+                    spec.loader = _Loader(spec.loader, callback, large, watch)  # type: ignore[assignment]
                 return spec
         return None
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """Loads as the wrapped loader does, takes itself out again, then calls back."""
 
     def __init__(self, loader: Any, callback: Callback | None, large: bool, watch: Watch | None) -> None:

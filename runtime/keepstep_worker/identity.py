@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _WIRE_FD = "KEEPSTEP_WIRE_FD"
 _SOCKET_FD = "KEEPSTEP_SOCKET_FD"
@@ -20,8 +20,7 @@ class IdentityError(Exception):
     """The environment of a worker is incomplete or malformed: a fault of the agent, not of the user."""
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(NamedTuple):
     """One worker of one generation.
 
     Attributes:
@@ -33,6 +32,7 @@ class Identity:
         instrument: "auto" or "off".
         may_join: whether the script may report its steps.
         skipped: steps whose batch is to be left out.
+        weights: how large a share of a global batch each rank takes beside the others; empty where all take the same.
     """
 
     generation: int
@@ -47,6 +47,7 @@ class Identity:
     stacks_file: str = ""
     skipped: frozenset[int] = frozenset()
     may_join: bool = True
+    weights: tuple[int, ...] = ()
 
 
 def is_worker(environ: Mapping[str, str] = os.environ) -> bool:
@@ -57,6 +58,11 @@ def is_worker(environ: Mapping[str, str] = os.environ) -> bool:
 def is_server(environ: Mapping[str, str] = os.environ) -> bool:
     """Tell whether an agent started this process to serve another one that trains."""
     return _SERVER in environ
+
+
+def wants_fingerprints(environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether the agent may want to know what this worker has computed in a step."""
+    return environ.get("KEEPSTEP_FINGERPRINT") == "on"
 
 
 def disown_servers() -> None:
@@ -89,7 +95,8 @@ def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
         batch=batch,
         stacks_file=environ.get("KEEPSTEP_STACKS_FILE", ""),
         may_join=environ.get("KEEPSTEP_JOIN", "on") != "off",
-        skipped=_numbers(environ.get("KEEPSTEP_SKIP", "")),
+        skipped=frozenset(_numbers("KEEPSTEP_SKIP", environ)),
+        weights=_numbers("KEEPSTEP_WEIGHTS", environ),
     )
 
 
@@ -102,11 +109,12 @@ def parent_pid(environ: Mapping[str, str] = os.environ) -> int:
     return _number(environ, "KEEPSTEP_PARENT_PID", 0)
 
 
-def _numbers(text: str) -> frozenset[int]:
+def _numbers(name: str, environ: Mapping[str, str]) -> tuple[int, ...]:
+    text = environ.get(name, "")
     try:
-        return frozenset(int(word) for word in text.split(",") if word)
+        return tuple(int(word) for word in text.split(",") if word)
     except ValueError:
-        raise IdentityError(f"KEEPSTEP_SKIP is {text!r}, wanted numbers of steps") from None
+        raise IdentityError(f"{name} is {text!r}, wanted whole numbers with commas between them") from None
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None) -> int:

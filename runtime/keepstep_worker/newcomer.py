@@ -15,7 +15,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from keepstep_worker.slab import LOCAL, Place, SlabView
 
@@ -57,7 +56,7 @@ def split_streams(view: SlabView, rank: int, generators: Iterable[str] = ()) -> 
         and (alone or _differed(view, key))
         and (folded := _folded(place, bytes(view.raw(key)), rank)) is not None
     }
-    return replace(view, replaced=found)
+    return view.with_bytes(found)
 
 
 def fold(state: bytes, rank: int, size_bytes: int) -> bytes:

@@ -1,102 +1,267 @@
-"""When a step's own work was done: the moment its gradients are ready, before the ranks wait for each other.
+"""Where a step's time goes: when its data were there, when its own work began, and when its gradients were ready.
 
-In a synchronous step everybody is as slow as the slowest, so the length of a step names nobody; the time from its start
-to the local gradients does. The optimizer's entry is wrapped, and while a train function is traced an operation is put
-behind the gradients that stores the time of day; it is read once in a while. Where XLA compiles the function, or op
-determinism is on, TensorFlow refuses that operation: nothing is measured.
+In a synchronous step everybody is as slow as the slowest, so the length of a step names nobody; the time that a rank
+spends on its own data and its own gradients does. While a train function is traced, operations are put behind the batch
+and behind the gradients that store the time of day; they are read once in a while. Where XLA compiles the function, or
+op determinism is on, TensorFlow refuses these operations: nothing is measured.
+
+Ranks of one world may agree on whether there is a batch at all (tf.distribute does so where a dataset can end), and
+wait for each other over it. So what the data took ends with the local batch, and own work begins with the agreed one.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-_PLACES = (("BaseOptimizer", "apply"), ("Optimizer", "apply_gradients"), ("OptimizerV2", "apply_gradients"))
+from keepstep_worker import fingerprint
+
+_OPTIMIZERS = (("BaseOptimizer", "apply"), ("Optimizer", "apply_gradients"), ("OptimizerV2", "apply_gradients"))
 """Classes and methods that are given local gradients: Keras 3, tf_keras, and tf_keras's legacy optimizers."""
 
+_BATCHES = (
+    ("OwnedIterator", "_next_internal", "data"),
+    ("_SingleWorkerDatasetIteratorBase", "get_next_as_list", "data"),
+    ("_SingleWorkerDatasetIteratorBase", "get_next_as_optional_list", "data"),
+    ("DistributedIteratorBase", "get_next", "begun"),
+)
+"""Classes and methods that give a batch: of this process's own data, or of what all ranks have agreed on."""
+
+_AVERAGING = ("horovod.tensorflow", "smdistributed.dataparallel.tensorflow")
+"""Libraries whose optimizers are given gradients that were averaged already: theirs are timed at the tape."""
+
 _EVERY_NS = 200_000_000
-"""How often the stored time is read: it takes up to 0.2 ms after a step that has filled the caches, and the agent shows
-means over as long.
+"""How often the stored times are read: it takes up to 0.2 ms after a step that has filled the caches, and the agent
+shows means over as long.
 """
 
 
+class Moments(NamedTuple):
+    """Moments of one step, monotonic nanoseconds; 0 where not measured.
+
+    Attributes:
+        data: the local batch was there.
+        begun: all ranks had agreed on the batch; own work begins.
+        gradients: the local gradients were ready.
+    """
+
+    data: int = 0
+    begun: int = 0
+    gradients: int = 0
+
+
 class _Stamp:
-    """Where the time is stored: a resource of no strategy, on this process's CPU.
+    """Where a time is stored: a resource of no strategy, on this process's CPU.
 
     Attributes:
         handle: of a float64 variable with the time of day in seconds; None before the first trace.
         eager_ns: the same where no function was traced, monotonic.
-        due_ns: when the variable may be read again, monotonic.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.handle: Any = None
+        self.eager_ns = 0
+
+
+class _Probe:
+    """The stamps, when they may be read again (`due_ns`), and when a function last returned, monotonic.
+
+    `off` once something went wrong: then nothing is measured any more.
     """
 
     def __init__(self) -> None:
-        self.handle: Any = None
-        self.eager_ns = self.due_ns = 0
+        self.stamps = {name: _Stamp(name) for name in Moments._fields}
+        self.due_ns = self.returned_ns = 0
+        self.off = False
         self.lock = threading.Lock()
+        self.within = threading.local()
 
 
-_stamp = _Stamp()
+_probe = _Probe()
 
 
 def install(module: Any) -> None:
-    """Wrap the optimizers of a module of Keras that has just been executed; a module without them is left alone."""
-    for name, method in _PLACES:
+    """Wrap what a module that has just been executed has of optimizers, iterators and tapes; leave others alone."""
+    for name, method in _OPTIMIZERS:
         kind = getattr(module, name, None)
         if kind is not None and method in vars(kind):
-            setattr(kind, method, _wrapped(vars(kind)[method], pairs=method == "apply_gradients"))
+            setattr(kind, method, _around_optimizer(vars(kind)[method], pairs=method == "apply_gradients"))
+    for name, method, stamp in _BATCHES:
+        kind = getattr(module, name, None)
+        if kind is not None and method in vars(kind):
+            setattr(kind, method, _around_batch(vars(kind)[method], stamp))
+    function = getattr(module, "Function", None)
+    if function is not None and "__call__" in vars(function):
+        function.__call__ = _around_function(function.__call__)
+    xla = getattr(module, "XLAControlFlowContext", None)
+    if xla is not None and "RequiresUniqueFunctionRetracing" in vars(xla):
+        xla.RequiresUniqueFunctionRetracing = _around_xla(xla.RequiresUniqueFunctionRetracing)
+    tape = getattr(module, "GradientTape", None)
+    if tape is not None and "gradient" in vars(tape):
+        tape.gradient = _around_tape(tape.gradient)
 
 
-def gradients_ready_ns(start_ns: int) -> int:
-    """Return when the gradients of the step begun at `start_ns` were ready, monotonic; 0 where it was not measured."""
+def moments(start_ns: int) -> Moments:
+    """Return the moments of the step begun at `start_ns` and ended by now; zeros where nothing was measured."""
+    try:
+        return _moments(start_ns) if not _probe.off else Moments()
+    except Exception as error:  # whatever it is, the script's step is worth more
+        _give_up(error)
+        return Moments()
+
+
+def _moments(start_ns: int) -> Moments:
     now_ns = time.monotonic_ns()
-    if _stamp.handle is None:
-        ready_ns = _stamp.eager_ns
-    elif now_ns < _stamp.due_ns:
-        return 0
-    else:
-        import tensorflow as tf
+    gradients = _probe.stamps["gradients"]
+    if gradients.handle is None and not start_ns < gradients.eager_ns <= now_ns:
+        return Moments()
+    if any(stamp.handle is not None for stamp in _probe.stamps.values()):
+        if now_ns < _probe.due_ns:
+            return Moments()
+        _probe.due_ns = now_ns + _EVERY_NS
+    read = {name: _read(stamp) for name, stamp in _probe.stamps.items()}
+    ready_ns = read["gradients"]
+    if not start_ns < ready_ns <= time.monotonic_ns():
+        return Moments()
+    within = {name: at_ns if start_ns < at_ns <= ready_ns else 0 for name, at_ns in read.items()}
+    return Moments(**within)
 
-        _stamp.due_ns = now_ns + _EVERY_NS
-        stored_s = float(tf.raw_ops.ReadVariableOp(resource=_stamp.handle, dtype=tf.float64))
-        # the offset of the two clocks is taken anew each time, so that a clock that was set spoils one step at most
-        ready_ns = int(stored_s * 1e9) - time.time_ns() + time.monotonic_ns()
-    return ready_ns if start_ns < ready_ns <= time.monotonic_ns() else 0
+
+def returned_ns(start_ns: int) -> int:
+    """Return when the last traced function of the step begun at `start_ns` came back; 0 where none did.
+
+    What the script does behind it is the rank's own, and no waiting for others.
+    """
+    return _probe.returned_ns if _probe.returned_ns > start_ns else 0
 
 
-def _wrapped(original: Callable[..., Any], pairs: bool) -> Callable[..., Any]:
+def _read(stamp: _Stamp) -> int:
+    """Return a stamp's time, monotonic nanoseconds."""
+    if stamp.handle is None:
+        return stamp.eager_ns
+    import tensorflow as tf
+
+    stored_s = float(tf.raw_ops.ReadVariableOp(resource=stamp.handle, dtype=tf.float64))
+    # the offset of the two clocks is taken anew each time, so that a clock that was set spoils one step at most
+    return max(stamp.eager_ns, int(stored_s * 1e9) - time.time_ns() + time.monotonic_ns())
+
+
+# --- where the stamps are put ----------------------------------------------------------------------------------------
+
+
+def _around_optimizer(original: Callable[..., Any], pairs: bool) -> Callable[..., Any]:
     @functools.wraps(original)
-    def apply(self: Any, gradients: Any, *args: Any, **keywords: Any) -> Any:
-        gradients = list(gradients)
-        _mark([gradient for gradient, _ in gradients] if pairs else gradients)
-        return original(self, gradients, *args, **keywords)
+    def apply(self: Any, *args: Any, **keywords: Any) -> Any:
+        name = "grads_and_vars" if pairs else "grads"
+        given = args[0] if args else keywords.get(name)
+        if given is None:
+            return original(self, *args, **keywords)
+        gradients = list(given)  # what is given may be an iterator
+        if not _averages():
+            local = [gradient for gradient, _ in gradients] if pairs else gradients
+            _mark("gradients", local)
+            fingerprint.see(local)
+        if args:
+            return original(self, gradients, *args[1:], **keywords)
+        return original(self, **{**keywords, name: gradients})
 
     return apply
 
 
-def _mark(gradients: Iterable[Any]) -> None:
-    """Store the time behind the gradients: in the graph that is being traced, or now."""
+def _around_tape(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def gradient(self: Any, *args: Any, **keywords: Any) -> Any:
+        found = original(self, *args, **keywords)
+        if _averages():
+            _mark("gradients", found)
+        return found
+
+    return gradient
+
+
+def _around_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **keywords: Any) -> Any:
+        found = original(self, *args, **keywords)
+        _probe.returned_ns = time.monotonic_ns()
+        return found
+
+    return call
+
+
+def _around_xla(original: Callable[..., bool]) -> Callable[..., bool]:
+    """What was traced with stamps or fingerprints XLA can not compile: below what it does, all is traced once more."""
+
+    @functools.wraps(original)
+    def traces_anew(self: Any) -> bool:
+        stamped = any(stamp.handle is not None for stamp in _probe.stamps.values())
+        return original(self) or stamped or fingerprint.is_in_graphs()
+
+    return traces_anew
+
+
+def _around_batch(original: Callable[..., Any], stamp: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def following(self: Any, *args: Any, **keywords: Any) -> Any:
+        if stamp == "data" and getattr(_probe.within, "batch", False):
+            return original(self, *args, **keywords)
+        _probe.within.batch = stamp == "data"
+        try:
+            found = original(self, *args, **keywords)
+        finally:
+            _probe.within.batch = False
+        _mark(stamp, found)
+        return found
+
+    return following
+
+
+def _averages() -> bool:
+    return any(name in sys.modules for name in _AVERAGING)
+
+
+def _give_up(error: Exception) -> None:
+    """Measure nothing any more, and say so once."""
+    _probe.off = True
+    print(f"keepstep: steps are not timed any more: {error!r}"[:500], file=sys.stderr, flush=True)
+
+
+def _mark(stamp: str, structure: Any) -> None:
+    """Store the time behind all tensors of a structure: in the graph that is being traced, or now."""
+    try:
+        if not _probe.off:
+            _store(stamp, structure)
+    except Exception as error:
+        _give_up(error)
+
+
+def _store(stamp: str, structure: Any) -> None:
     import tensorflow as tf
     from tensorflow.python.framework import config
     from tensorflow.python.ops import control_flow_util
 
     if tf.executing_eagerly():
-        _stamp.eager_ns = time.monotonic_ns()
+        _probe.stamps[stamp].eager_ns = time.monotonic_ns()
         return
     graph = tf.compat.v1.get_default_graph()
     if config.is_op_determinism_enabled() or control_flow_util.GraphOrParentsInXlaContext(graph):
         return
-    if not hasattr(graph, "capture"):  # a graph of TensorFlow 1
+    if not tf.compat.v1.executing_eagerly_outside_functions():  # a graph of TensorFlow 1
         return
-    tensors = [getattr(gradient, "values", gradient) for gradient in gradients if gradient is not None]
-    tensors = [tensor for tensor in tensors if isinstance(tensor, tf.Tensor)]
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
     if not tensors:
         return
-    handle = _handle(tf)
+    place = _handle(tf, _probe.stamps[stamp])
     with tf.device("CPU:0"):
-        if tf.config.list_logical_devices("GPU"):
+        # the same resource by its name: the one that is read, captured, would be a part of whatever the script exports
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name=place)
+        if stamp == "gradients" and tf.config.list_logical_devices("GPU"):
             # A control edge fires when kernels are enqueued; a scalar that is copied to the host, when they are done.
             ends = (tensors[0], tensors[-1])
             tensors += [tf.identity(tf.reshape(tensor, [-1])[:1]) for tensor in ends]
@@ -104,12 +269,13 @@ def _mark(gradients: Iterable[Any]) -> None:
             tf.raw_ops.AssignVariableOp(resource=handle, value=tf.timestamp())
 
 
-def _handle(tf: Any) -> Any:
-    """Return the stamp's resource, made on first use outside of any graph and any strategy."""
-    with _stamp.lock:
-        if _stamp.handle is None:
+def _handle(tf: Any, stamp: _Stamp) -> str:
+    """Make the stamp's resource on first use, outside of any graph and any strategy; return its name."""
+    name = f"keepstep_{stamp.name}_ready"
+    with _probe.lock:
+        if stamp.handle is None:
             with tf.init_scope(), tf.device("CPU:0"):
-                handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name="keepstep_gradients_ready")
+                handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name=name)
                 tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0.0, tf.float64))
-                _stamp.handle = handle
-        return _stamp.handle
+                stamp.handle = handle
+    return name

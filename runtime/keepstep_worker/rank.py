@@ -58,7 +58,7 @@ def become_child() -> None:
     local_rank = int(os.environ[_LOCAL_RANK])
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.connect("\0" + name)
-    send(line, {"kind": "hello", "local_rank": local_rank}, [])
+    send(line, {"kind": "hello", "local_rank": local_rank, "rank": int(os.environ[_RANK])}, [])
     _, fds = receive(line)
     if len(fds) != 2:
         os._exit(_ORPHANED)

@@ -189,6 +189,7 @@ class Host:
         said = json.loads(packet)
         if said["kind"] == "hello":
             self._greet(rank, int(said["local_rank"]))
+            self._show_ring_of(rank, int(said["rank"]))
         elif said["kind"] == "told":
             rank.told = True
         elif said["kind"] == "restored":
@@ -212,6 +213,12 @@ class Host:
         if rank.follows is not None:
             rank.follows.theirs.close()
         self._tell(rank)
+
+    def _show_ring_of(self, rank: _Rank, number: int) -> None:
+        """The agent compares the steps of all ranks: have it read this one's, too."""
+        fds = [] if rank.follows is None else [rank.follows.wire_fd]
+        with socket.socket(fileno=os.dup(self._inherited[1])) as line:
+            send(line, {"kind": "ring", "rank": number}, fds)
 
     def _tell(self, rank: _Rank) -> None:
         if rank.follows is not None and self._restored is not None:

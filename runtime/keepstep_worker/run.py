@@ -60,9 +60,10 @@ class Run:
             who = session.identity
             self.rank, self.world_size, self.generation = who.rank, who.world_size, who.generation
             self.full_world_size, self._keeps_local = who.full_world or who.world_size, who.batch == KEEP_LOCAL
+            self._weights = who.weights
         else:
             self.rank, self.world_size = _read_cluster(os.environ.get("TF_CONFIG", ""))
-            self.full_world_size, self._keeps_local = self.world_size, False
+            self.full_world_size, self._keeps_local, self._weights = self.world_size, False, ()
         self.learning_rate_scale = self.world_size / self.full_world_size if self._keeps_local else 1.0
         self._tracked = False
         self._tensors: list[Tensor] = []
@@ -85,7 +86,8 @@ class Run:
         In a world in which hosts are missing the policy's `elastic.batch` says what a step takes: with `keep_global`
         the same `global_batch` samples, in larger parts; with `keep_local` each rank the part that it has in the full
         world, so that the global batch is smaller (see `learning_rate_scale`). Parts differ by a sample where the
-        batch can not be divided evenly: average the loss over the global batch (`scale_loss`), not over the part.
+        batch can not be divided evenly, and by more with `straggler.respond: rebalance`, where a slow rank gets a
+        smaller part: average the loss over the global batch (`scale_loss`), not over the part.
         """
         made = Dataset(
             source,
@@ -93,8 +95,10 @@ class Run:
             seed=seed,
             shuffle=shuffle,
             drop_remainder=drop_remainder,
-            shard=Shard(self.rank, self.world_size, strategy, self.full_world_size, self._keeps_local),
+            shard=Shard(self.rank, self.world_size, strategy, self.full_world_size, self._keeps_local, self._weights),
         )
+        if self._session is not None and not self._datasets:
+            self._session.tell({"kind": "divides"})
         self._datasets.append(made)
         return made
 

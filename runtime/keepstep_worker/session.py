@@ -17,7 +17,9 @@ from keepstep_worker import identity as identities
 from keepstep_worker import probe, rank
 from keepstep_worker import wire as wires
 from keepstep_worker.channel import Channel, ChannelClosed
+from keepstep_worker.fingerprint import Fingerprints
 from keepstep_worker.identity import Identity
+from keepstep_worker.profiling import Profiler
 from keepstep_worker.slab import SlabError, SlabView, Tensor
 from keepstep_worker.snapshots import Slabs
 from keepstep_worker.wire import Orders, Progress, StepRecord, Wire
@@ -65,6 +67,8 @@ class Session:
         self._sealed_step = -1
         self._provider: Provider | None = None
         self._slabs = Slabs(wire, identity.generation)
+        self._profiler = Profiler(wire.read_orders().profile, self._send)
+        self._fingerprints = Fingerprints(self._send)
         self._restore_begun_ns = time.monotonic_ns()
         self._publish()
         self._send({"kind": "hello", "version": wires.VERSION, "pid": self.pid})
@@ -178,6 +182,10 @@ class Session:
         orders = self._orders()  # read after publishing, so that agent or worker sees the other's word
         if orders.hold:
             self._hold(step)
+        if orders.profile > self._profiler.number:
+            self._profiler.number = orders.profile
+        if orders.fingerprint > self._fingerprints.told:
+            self._fingerprints.enter(orders.fingerprint, self.completed_step, step)
         self.start_ns = time.monotonic_ns()
 
     def complete_step(self, step: int, times: StepTimes = _NO_TIMES) -> None:
@@ -187,14 +195,18 @@ class Session:
             step: the step, counted from 1; of several executed in one go, the last.
             times: what was measured; what is 0 is filled in, gradients only where a probe has seen them.
         """
-        end_ns = times.end_ns or time.monotonic_ns()
         start_ns = times.start_ns or self.start_ns
-        gradients_ns = times.gradients_ready_ns or probe.gradients_ready_ns(start_ns)
+        end_ns = times.end_ns or probe.returned_ns(start_ns) or time.monotonic_ns()
+        if self._profiler.number != self._profiler.finished:
+            end_ns = self._profile(step)
+        seen = probe.moments(start_ns)
+        self._fingerprints.complete(step)
         previous, self.completed_step = self.completed_step, step
         self._phase = wires.PHASE_JOINED
         self._ring_sequence += 1
         self._wire.append(StepRecord(
-            self._ring_sequence, step, start_ns, times.data_ready_ns, gradients_ns, end_ns,
+            self._ring_sequence, step, start_ns, times.data_ready_ns or seen.data,
+            times.gradients_ready_ns or seen.gradients, end_ns, seen.begun,
         ))  # fmt: skip
         self._publish()
         if self._slabs.awaited:
@@ -252,6 +264,7 @@ class Session:
             self._hold(self.completed_step + 1)
         if self._sealed_step != self.completed_step and orders.snapshot_every > 0 and whole:
             self._snapshot(forced=True)
+        self._profiler.end()
         self._phase = wires.PHASE_FINISHED
         self._publish()
         if self._orders().hold and whole:
@@ -314,6 +327,13 @@ class Session:
         self._publish()
         self._send({"kind": "sealed", "slab": slab, "step": self.completed_step}, hint=True)
 
+    def _profile(self, step: int) -> int:
+        """Go on with the profile that was asked for; what it takes is no work of this rank's, but waiting."""
+        if not self._profiler.is_told:
+            self._poll()
+        self._profiler.turn(step)
+        return time.monotonic_ns()
+
     def _announce(self, tensors: Sequence[Tensor]) -> int:
         layout = self._slabs.layout_of(tensors)
         if layout is not None:
@@ -354,6 +374,8 @@ class Session:
         if message.get("kind") == "slabs":
             self._slabs.adopt(message, descriptors)
         else:
+            if message.get("kind") == "profile":
+                self._profiler.take(message)
             for descriptor in descriptors:
                 os.close(descriptor)
         return True

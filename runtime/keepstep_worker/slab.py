@@ -16,8 +16,7 @@ import json
 import mmap
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 from keepstep_worker.shares import in_shares
@@ -251,7 +250,6 @@ def numpy_dtype(dtype: str) -> Any:
     return numpy.dtype(getattr(importlib.import_module("ml_dtypes"), name))
 
 
-@dataclass(frozen=True)
 class SlabView:
     """A sealed slab, open for reading without a copy.
 
@@ -262,11 +260,16 @@ class SlabView:
         replaced: bytes to read instead of the file's, by key.
     """
 
-    step: int
-    places: dict[str, Place]
-    metadata: dict[str, str]
-    memory: memoryview
-    replaced: dict[str, bytes] = field(default_factory=dict)
+    def __init__(
+        self,
+        step: int,
+        places: dict[str, Place],
+        metadata: dict[str, str],
+        memory: memoryview,
+        replaced: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.step, self.places, self.metadata, self.memory = step, places, metadata, memory
+        self.replaced = dict(replaced or {})
 
     @classmethod
     def open(cls, fd: int, length_bytes: int, step: int) -> SlabView:
@@ -282,6 +285,10 @@ class SlabView:
         memory = memoryview(mapped)
         places, metadata = parse(memory, length_bytes)
         return cls(step, places, metadata, memory)
+
+    def with_bytes(self, replaced: Mapping[str, bytes]) -> SlabView:
+        """Return the same with some tensors' bytes replaced."""
+        return SlabView(self.step, self.places, self.metadata, self.memory, replaced)
 
     def __contains__(self, key: object) -> bool:
         return key in self.places

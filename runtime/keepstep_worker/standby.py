@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.abc
 import importlib.machinery
 import json
 import os
@@ -68,7 +67,7 @@ class Imports:
         return done
 
 
-class Held(importlib.abc.MetaPathFinder):
+class Held:
     """Keeps what a standby has imported out of sight until the script asks for it, and looks at how it asks."""
 
     def __init__(
@@ -101,7 +100,7 @@ class Held(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.ModuleSpec(
             fullname,
-            _HeldLoader(self, fullname),
+            _HeldLoader(self, fullname),  # type: ignore[arg-type]
             origin=own.origin,
             is_package=own.submodule_search_locations is not None,
         )
@@ -126,7 +125,7 @@ class Held(importlib.abc.MetaPathFinder):
                 sys.meta_path.remove(self)
 
 
-class _HeldLoader(importlib.abc.Loader):
+class _HeldLoader:
     def __init__(self, held: Held, name: str) -> None:
         self._held, self._name = held, name
 

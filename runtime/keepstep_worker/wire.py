@@ -7,7 +7,7 @@ arrive: it reads again until the CRC holds, or says that nothing valid is there 
 mid-store).
 
     0     HEAD      written once by the agent      magic, version, ring geometry
-    128   ORDERS    written by the agent           hold, drain step, slab grant, snapshot cadence, restore
+    128   ORDERS    written by the agent           hold, drain step, grant, cadence, restore, profile, fingerprint
     512   PROGRESS  written by the worker          phase, entered step, completed step
     1024  SEALS     8 x 64 bytes, one per slab     written by the worker (by the agent while no worker runs)
     4096  RING      capacity x 64 bytes            written by the worker, one record per completed step
@@ -23,7 +23,7 @@ import mmap
 import os
 import struct
 import zlib
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 MAGIC = b"KSWIRE1\0"
 VERSION = 1
@@ -60,14 +60,15 @@ _RECORD = struct.Struct("<QQQQQQQ")
 _CRC = struct.Struct("<I")
 _AT_HEAD, _AT_ORDERS, _AT_PROGRESS, _AT_SEALS = 0, 128, 512, 1024
 _READ_ATTEMPTS = 64
+_STEP_MAX = 2**32 - 1
+"""What a fingerprint is wanted of stands in four bytes that once had no meaning: later steps are not looked at."""
 
 
 class WireError(Exception):
     """The memory handed over is not a wire of this version."""
 
 
-@dataclass(frozen=True)
-class Orders:
+class Orders(NamedTuple):
     """What the agent wants of the worker.
 
     Attributes:
@@ -79,6 +80,8 @@ class Orders:
         snapshot_every: steps between snapshots; 0 takes none but the drain's.
         restore_slab: sealed slab to restore from, or NO_SLAB for a fresh start.
         restore_step: the step that slab must be sealed for.
+        profile: number of the newest profile that is wanted; what of, a message says.
+        fingerprint: the step whose local gradients are to be looked at; 0 for none.
     """
 
     sequence: int = 0
@@ -89,10 +92,11 @@ class Orders:
     grant: int = NO_SLAB
     restore_slab: int = NO_SLAB
     restore_step: int = 0
+    profile: int = 0
+    fingerprint: int = 0
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """Where the worker stands.
 
     Attributes:
@@ -114,8 +118,7 @@ class Progress:
     skipped: int = 0
 
 
-@dataclass(frozen=True)
-class Seal:
+class Seal(NamedTuple):
     """A sealed slab: which step it holds, and how long the file is.
 
     Attributes:
@@ -136,8 +139,7 @@ class Seal:
     sealed_ns: int
 
 
-@dataclass(frozen=True)
-class StepRecord:
+class StepRecord(NamedTuple):
     """One completed step of one rank; monotonic nanoseconds, 0 where not measured."""
 
     sequence: int
@@ -146,6 +148,8 @@ class StepRecord:
     data_ready_ns: int
     gradients_ready_ns: int
     end_ns: int
+    begun_ns: int = 0
+    """When own work began: after the data were there, and the ranks had agreed that all of them have some."""
 
 
 class Wire:
@@ -194,9 +198,9 @@ class Wire:
                 orders.snapshot_every,
                 orders.drain_step,
                 orders.grant,
-                0,
+                orders.profile,
                 orders.restore_slab,
-                0,
+                orders.fingerprint if orders.fingerprint <= _STEP_MAX else 0,
                 orders.restore_step,
             ),
         )
@@ -206,8 +210,8 @@ class Wire:
         raw = self._get(_AT_ORDERS, _ORDERS.size)
         if raw is None:
             return Orders()
-        sequence, generation, hold, every, drain, grant, _, slab, _, step = _ORDERS.unpack(raw)
-        return Orders(sequence, generation, hold, every, drain, grant, slab, step)
+        sequence, generation, hold, every, drain, grant, profile, slab, fingerprint, step = _ORDERS.unpack(raw)
+        return Orders(sequence, generation, hold, every, drain, grant, slab, step, profile, fingerprint)
 
     def write_progress(self, progress: Progress) -> None:
         """Worker: publish where it stands."""
@@ -266,7 +270,7 @@ class Wire:
             record.data_ready_ns,
             record.gradients_ready_ns,
             record.end_ns,
-            0,
+            record.begun_ns,
         )
         self._put(self._record_at(record.sequence), body)
 
@@ -304,7 +308,7 @@ class Wire:
 
     def _record(self, slot: int) -> StepRecord | None:
         raw = self._get(self._ring_at + slot * RECORD_BYTES, _RECORD.size)
-        return None if raw is None else StepRecord(*_RECORD.unpack(raw)[:6])
+        return None if raw is None else StepRecord(*_RECORD.unpack(raw))
 
     def _record_at(self, sequence: int) -> int:
         return self._ring_at + (sequence % self.capacity) * RECORD_BYTES
@@ -331,4 +335,4 @@ class Wire:
 
 def changed(orders: Orders, **fields: int) -> Orders:
     """The next orders: `fields` replaced and the sequence one higher."""
-    return replace(orders, sequence=orders.sequence + 1, **fields)
+    return orders._replace(sequence=orders.sequence + 1, **fields)

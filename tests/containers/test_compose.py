@@ -38,8 +38,9 @@ ONES = dict.fromkeys(HOSTS, 1.0)
 KILL = 'kill -9 $(grep -l "[k]eepstep_worker" /proc/[0-9]*/cmdline | cut -d/ -f3)'
 """As the README has it: without pkill, which not every image has, and without a word that the shell itself matches."""
 
-NOTHING_TO_SHOW = ("keepstep_gpu", "keepstep_script_metric")
-"""There is no GPU, and the script reports no numbers."""
+OF_SOME_HOSTS = ("cpu_throttled", "waited", "memory_limit", "disk_errors", "fabric", "temperature", "thermal_slowdowns")
+NOTHING_TO_SHOW = ("keepstep_gpu", "keepstep_script_metric", *(f"keepstep_host_{name}" for name in OF_SOME_HOSTS))
+"""There is no GPU, the script reports no numbers, and not every kernel tells as much of a host."""
 
 _POLL_S = 0.2
 _T = TypeVar("_T")

@@ -1,7 +1,8 @@
 """A custom loop with Keras 3 (or tf_keras), dropout, BatchNorm and Adam: `loop_job.py LAST_STEP OUT [OPTION...]`.
 
 Options: `die=STEP` ends this process in the middle of that step; `legacy` takes tf_keras;
-`jit` has XLA compile the step; `loose` leaves op determinism off.
+`jit` has XLA compile the step, `late` all but the first; `loose` leaves op determinism off; `pause` waits a little
+behind each step.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import random
 import signal
 import sys
+import time
 from typing import Any
 
 if "legacy" in sys.argv:
@@ -24,6 +26,7 @@ import keepstep_worker as keepstep
 from keepstep_worker.variables import local_components
 
 SAMPLES, FEATURES, BATCH = 90, 12, 20
+PAUSE_S = 0.05
 
 
 def build(keras: Any) -> Any:
@@ -79,6 +82,10 @@ def main() -> None:
 
         return strategy.run(replica, args=batch)
 
+    @tf.function(jit_compile=True)
+    def compiled_step(batch: Any) -> Any:
+        return train_step(batch)
+
     data = run.dataset(samples(), global_batch=BATCH, seed=7, strategy=strategy)
     run.track(model=model, optimizer=optimizer, data=data, noise=noise)
     drawn = []
@@ -86,7 +93,9 @@ def main() -> None:
         batch = next(data)
         if step == die:
             os.kill(os.getpid(), signal.SIGKILL)
-        train_step(batch)
+        (compiled_step if "late" in sys.argv and step > 1 else train_step)(batch)
+        if "pause" in sys.argv:
+            time.sleep(PAUSE_S)
         drawn.append([step, random.random(), float(np.random.random()), [int(value) for value in batch[1]]])
     others = [v for v in model.variables if not any(v is t for t in model.trainable_variables)]
     slots = optimizer.variables() if callable(optimizer.variables) else optimizer.variables

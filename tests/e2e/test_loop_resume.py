@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import subprocess
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,26 @@ ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).with_name("loop_job.py")
 PYTHON = os.environ.get("KEEPSTEP_TF_PYTHON", str(ROOT / ".venv-tf" / "bin" / "python"))
 DEADLINE_S = 100
+PAUSE_NS = 50_000_000
+"""See loop_job.py."""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
 def train(
-    tmp_path: Path, last_step: int, *options: str, agents: list[FakeAgent] | None = None, hosts: int = 1, **orders: int
+    tmp_path: Path,
+    last_step: int,
+    *options: str,
+    agents: list[FakeAgent] | None = None,
+    hosts: int = 1,
+    job: Path = JOB,
+    told: Mapping[str, str] | None = None,
+    **orders: int,
 ) -> tuple[list[dict[str, Any]], list[int]]:
-    """Train to the last step, each host under its agent where there are any; returns results and exit codes."""
+    """Train to the last step, each host under its agent where there are any; returns results and exit codes.
+
+    `told` is what the agents put into the environment beside the usual.
+    """
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "runtime"), "TF_CPP_MIN_LOG_LEVEL": "2"}
     environment.pop("TF_CONFIG", None)
     workers, outs, described = [], [], cluster(hosts)
@@ -38,7 +52,7 @@ def train(
         if hosts > 1:
             environment["TF_CONFIG"] = json.dumps({"cluster": described, "task": {"type": "worker", "index": rank}})
         command = [
-            str(JOB),
+            str(job),
             str(last_step),
             str(outs[-1]),
             *(option for option in options if not option.endswith(f"~{1 - rank}")),
@@ -52,6 +66,7 @@ def train(
                 endpoint = stack.enter_context(agents[rank].connect(**orders))
                 fds = (agents[rank].wire_fd, endpoint.fileno())
                 more = agents[rank].environment(endpoint, KEEPSTEP_RANK=str(rank), KEEPSTEP_WORLD_SIZE=str(hosts))
+                more |= told or {}
                 command = ["-m", "keepstep_worker", *command]
             workers.append(
                 subprocess.Popen([PYTHON, *command], env={**environment, **more}, pass_fds=fds, stdout=log, stderr=log)
@@ -154,6 +169,14 @@ def test_own_work_is_measured_on_every_rank_of_a_world(tmp_path, agents):
         assert len(measured_of(agent, 20)) > 1
 
 
+def test_what_a_loop_does_behind_its_function_is_no_waiting(tmp_path, agents):
+    """The pause of a rank lies between two steps: the others wait for it."""
+    train(tmp_path, 8, "loose", "pause~0", agents=agents, hosts=2)
+    slept, waited = (agent.wire.read_since(0)[0] for agent in agents)
+    assert all(after.start_ns - before.end_ns >= PAUSE_NS for before, after in pairwise(slept))
+    assert sum(after.start_ns - before.end_ns for before, after in pairwise(waited)) < PAUSE_NS * 7
+
+
 def measured_of(agent: FakeAgent, last_step: int) -> list[StepRecord]:
     """The records of steps whose gradients were timed, the first of them all and one in a while; times in order."""
     records, lost = agent.wire.read_since(0)
@@ -163,6 +186,14 @@ def measured_of(agent: FakeAgent, last_step: int) -> list[StepRecord]:
         assert record.start_ns < record.data_ready_ns < record.gradients_ready_ns <= record.end_ns
     assert measured[0].step == 1
     return measured
+
+
+def test_what_the_probe_was_put_into_can_be_exported_and_older_graphs_are_left_alone(tmp_path, agents):
+    (told,), _ = train(tmp_path, 4, agents=agents[:1], job=Path(__file__).with_name("exporting_job.py"))
+    assert told["loss"] > 0.0
+    assert told["old"] == 6.0
+    records, _ = agents[0].wire.read_since(0)
+    assert any(record.gradients_ready_ns and record.data_ready_ns for record in records)
 
 
 def test_own_work_is_measured_with_tf_keras_too(tmp_path, agents):
@@ -175,3 +206,31 @@ def test_where_time_can_not_be_taken_gradients_are_not_measured_and_nothing_brea
     train(tmp_path, 3, option, *(["loose"] if option == "jit" else []), agents=agents[:1])
     records, _ = agents[0].wire.read_since(0)
     assert [(record.step, record.gradients_ready_ns) for record in records] == [(1, 0), (2, 0), (3, 0)]
+
+
+def test_a_function_with_fingerprints_can_be_compiled_by_xla_later(tmp_path, agents):
+    train(tmp_path, 3, "late", agents=agents[:1], told={"KEEPSTEP_FINGERPRINT": "on"})
+    assert len(agents[0].wire.read_since(0)[0]) == 3
+
+
+def test_a_function_that_was_measured_can_be_compiled_by_xla_later(tmp_path, agents):
+    train(tmp_path, 3, "late", "loose", agents=agents[:1])
+    records, _ = agents[0].wire.read_since(0)
+    assert [(record.step, record.gradients_ready_ns > 0) for record in records] == [(1, True), (2, False), (3, False)]
+
+
+def test_unequal_parts_give_the_gradient_of_the_whole_batch(tmp_path, agents):
+    """As one process computes it from the same global batches, a smaller last one of an epoch included."""
+    job = Path(__file__).with_name("gradient_job.py")
+    parts, _ = train(tmp_path, 5, agents=agents, hosts=2, job=job, told={"KEEPSTEP_WEIGHTS": "1333,667"})
+    (alone,), _ = train(tmp_path, 5, job=job)
+    assert [each["local_batch"] for each in parts] == [13, 8]
+    assert [[step["samples"] for step in each["steps"]] for each in parts] == [[13, 13, 13, 0, 13], [8, 8, 8, 1, 8]]
+    for number, step in enumerate(alone["steps"]):
+        assert step["samples"] == sum(each["steps"][number]["samples"] for each in parts)
+        for each in parts:
+            for found, wanted in zip(each["steps"][number]["gradients"], step["gradients"], strict=True):
+                for row, wanted_row in zip(found, wanted, strict=True):
+                    assert row == pytest.approx(wanted_row, rel=1e-5, abs=1e-6)
+    for agent in agents:
+        assert agent.of("divides") == [{"kind": "divides"}]

@@ -25,13 +25,18 @@ SHRINK = ("elastic.hosts.min=2", "elastic.wait_for_return=3s", *QUICK)
 """Three hosts are wanted, two are enough, and a lost one is not waited for."""
 PATIENT = ("elastic.wait_for_return=4min", *QUICK)
 
+GATE = "gate"
 LOCKSTEP = Path(__file__).parents[1] / "support" / "lockstep_job.py"
 
 
 def tensorflow(folder: Path, steps: int, *settings: str, hosts: int = 3) -> ManyHosts:
-    """A custom loop that draws all samples through `run.dataset`, whatever the world's size."""
+    """A custom loop that draws all samples through `run.dataset`, whatever the world's size.
+
+    It comes to its end once `may_end` was called: what is left of the world would be done before another takes part.
+    """
     folder.mkdir(exist_ok=True)
-    arguments = ["--out", str(folder), f"--steps={steps}", "--pause=0.05"]
+    gate = f"--gate={steps - 10}:{folder / GATE}"
+    arguments = ["--out", str(folder), f"--steps={steps}", "--pause=0.05", gate]
     run = ManyHosts(
         folder / "run",
         JOBS / "loop.py",
@@ -42,6 +47,11 @@ def tensorflow(folder: Path, steps: int, *settings: str, hosts: int = 3) -> Many
     )
     run.environment["TF_CPP_MIN_LOG_LEVEL"] = "2"
     return run
+
+
+def may_end(folder: Path) -> None:
+    """Let a training of `tensorflow` come to its end."""
+    (folder / GATE).touch()
 
 
 def lockstep(folder: Path, steps: int, *settings: str, hosts: int = 3, etcd_elsewhere: bool = False) -> ManyHosts:
@@ -132,6 +142,7 @@ def test_a_leader_that_is_cut_off_for_good_is_done_without(tmp_path: Path) -> No
         rest = set(run.names) - {leader}
         number = new_world(run, rest, after=first)
         assert gone_before(run, leader, first, number)
+        may_end(tmp_path)
         assert set(run.wait(*rest).values()) == {0}, run.told()
         assert run.wait(leader) == {leader: 75}, run.told()
         is_done(run, 90)
@@ -148,6 +159,7 @@ def test_a_frozen_leader_has_no_worker_left_and_awakes_to_a_world_of_others(tmp_
             assert gone_before(run, leader, first, number)
             turns = len(run.turns(leader))
         new_world(run, set(run.names), after=number)
+        may_end(tmp_path)
         awake = run.turns(leader)[turns:]
         assert not [turn for turn in awake if stale(turn, number)]
         assert set(run.wait().values()) == {0}, run.told()
@@ -169,6 +181,7 @@ def test_a_host_that_dies_is_done_without_and_takes_part_again_when_it_is_back(t
         number = new_world(run, set(run.names) - {lost}, after=first)
         run.restart_host(lost)
         new_world(run, set(run.names), after=number)
+        may_end(tmp_path)
         assert set(run.wait().values()) == {0}, run.told()
         is_done(run, 200)
         gave = [line for line in run.log(lost).splitlines() if "state of step" in line]
@@ -203,6 +216,7 @@ def test_a_partition_that_heals_costs_a_generation(shape: str, job: Callable[...
         run.wait_for(lambda: lost_to_others(run, off), f"loss of {off}")
         run.network.heal()
         number = new_world(run, set(run.names), after=first)
+        may_end(tmp_path)
         assert gone_before(run, off, first, number)
         assert set(run.wait().values()) == {0}, run.told()
         is_done(run, steps)
@@ -231,7 +245,7 @@ def test_lost_and_late_packets_do_no_harm(tmp_path: Path) -> None:
 
 
 def test_a_host_that_keeps_etcd_is_replaced_by_one_that_does_not(tmp_path: Path) -> None:
-    with tensorflow(tmp_path, 400, *SHRINK, hosts=4) as run:  # which last longer than a member may be away
+    with tensorflow(tmp_path, 200, *SHRINK, hosts=4) as run:
         _, first = trains(run)
         run.kill_host("algo-1")
         number = new_world(run, {"algo-2", "algo-3", "algo-4"}, after=first)
@@ -239,8 +253,9 @@ def test_a_host_that_keeps_etcd_is_replaced_by_one_that_does_not(tmp_path: Path)
         assert run.etcd("algo-4") is not None
         run.kill_host("algo-3")  # one of the first three members is left: with the new one they are two of three
         new_world(run, {"algo-2", "algo-4"}, after=number)
+        may_end(tmp_path)
         assert set(run.wait().values()) == {0}, run.told()
-        is_done(run, 400)
+        is_done(run, 200)
 
 
 @pytest.mark.hosts

@@ -118,6 +118,15 @@ def test_an_exception_in_a_rank_is_the_one_that_is_told(tmp_path: Path) -> None:
     assert "ValueError: rank 1 does not like this step" in run.log("algo-1")
 
 
+def test_a_slow_rank_is_told_from_the_others_of_its_host(tmp_path: Path) -> None:
+    knobs = ("launch.ranks=2", "straggler.window=5", "straggler.windows=2")
+    with run_of(tmp_path, *knobs, arguments=["--slow=3", "--steps=5000"]) as run:
+        run.wait_for(lambda: "straggler_found" in run.reasons(), "a straggler")
+        (told, *_) = [text for host in run.names for reason, text in run.notes(host) if reason == "straggler_found"]
+    assert told.startswith("algo-2 rank 3 works "), told
+    assert ": rest takes " in told, told
+
+
 @pytest.mark.parametrize("program", ["mpirun", "orted"])
 def test_what_starts_the_ranks_may_be_killed(program: str, tmp_path: Path) -> None:
     held, go_on = gate(tmp_path)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from keepstep.core.causes import FailureCause
 from keepstep.core.events import RecordSeen
+from keepstep.core.preflight_records import PreflightPlan, PreflightRecord
+from keepstep.core.preflight_verdict import partners_of
 from keepstep.core.records import (
     AckRecord,
     Failure,
@@ -23,10 +25,19 @@ from keepstep.core.records import (
     StoredObject,
     UploadRecord,
 )
+from keepstep.core.splits import Split
 from keepstep.core.stalls import Activity, Stall
 
 if TYPE_CHECKING:
     from tests.scenarios.stage import Stage
+
+
+def split_of(step: int, own_ms: float, part: str, rank: int = -1) -> Split:
+    """A window of steps of 100 ms, 20 of which are computed anyhow."""
+    parts = {"data": 0.0, "compute": 0.020, "rest": 0.0}
+    parts[part] += own_ms / 1e3 - 0.020
+    data_s, compute_s, rest_s = parts.values()
+    return Split(step, 5, data_s, compute_s, 0.1 - own_ms / 1e3, rest_s, rank)
 
 
 class Peer:
@@ -40,6 +51,8 @@ class Peer:
         self.holds_only: int | None = None
         self.diverges = self.done = False
         self.stall: Stall | None = None
+        self.splits: tuple[Split, ...] = ()
+        self.value: str | None = None
 
     @property
     def node_id(self) -> str:
@@ -104,6 +117,21 @@ class Peer:
         self.stall = None
         self._status()
 
+    def works(self, step: str, own_ms: str, part: str = "compute") -> None:
+        """Its newest window: what a step takes of its own, in that part, of 100 ms; the rest it waits."""
+        self.splits = (split_of(int(step), float(own_ms), part),)
+        self._status()
+
+    def rank_works(self, step: str, *own_ms: str) -> None:
+        """The same of each of its ranks that mpirun has started, behind those of the first host."""
+        count = len(own_ms)
+        self.splits = tuple(split_of(int(step), float(ms), "compute", count + n) for n, ms in enumerate(own_ms))
+        self._status()
+
+    def computes(self, value: str) -> None:
+        """In the step that is looked at it has another fingerprint than the host on the stage."""
+        self.value = value
+
     def is_interrupted(self) -> None:
         now = self.stage.now
         self._put(RequestRecord(self.host, "sigterm", now, now + 110.0))
@@ -121,6 +149,8 @@ class Peer:
     def react(self) -> None:
         """Mirror what the generation wants."""
         generation = self._generation()
+        if self.there and not self.silent:
+            self._be_checked()
         if not self.there or self.silent or generation is None:
             return
         if generation.phase is Phase.FORMING and generation.asks(self.node_id):
@@ -134,6 +164,14 @@ class Peer:
     def _generation(self) -> GenerationRecord | None:
         kept = self.stage.records.get("generation")
         return None if kept is None else kept[0]
+
+    def _be_checked(self) -> None:
+        plan, _ = self.stage.records.get("preflight", (None, 0))
+        if not isinstance(plan, PreflightPlan) or self.node_id not in [guest.node_id for guest in plan.guests]:
+            return
+        found = self.stage.found(self.host, partners_of(plan, self.host))
+        quiet = self.stage.state.policy.health.preflight != "warn"
+        self._put(PreflightRecord(self.host, self.node_id, plan.number, "ml.test", quiet, *found, 2.0))
 
     def _ack(self, generation: GenerationRecord) -> None:
         key = f"acks/{generation.number}/algo-1"
@@ -163,9 +201,12 @@ class Peer:
             standing = Standing.LEFT
         if self.failure is not None:
             standing = Standing.FAILED
+        found = seen.fingerprint
+        if found is not None and self.value is not None:
+            found = replace(found, value=self.value)
         self._put(
             replace(seen, host=self.host, node_id=self.node_id, standing=standing, failure=self.failure,
-                    generation=generation.number, stall=self.stall)
+                    generation=generation.number, stall=self.stall, splits=self.splits, fingerprint=found)
         )  # fmt: skip
 
     def _upload(self, generation: GenerationRecord) -> None:

@@ -23,16 +23,16 @@ from keepstep.core.records import (
 )
 from keepstep.core.state import Decision
 from keepstep.intake.policy import load_policy
+from tests.scenarios.checked import Checked
 from tests.scenarios.operated import Operated
 from tests.scenarios.peer import Peer
 from tests.scenarios.telling import tell_turn
-from tests.scenarios.watched import Watched
 
 START = 1_000.0
 LEASE_S = 5.0
 
 
-class Stage(Watched, Operated):
+class Stage(Checked, Operated):
     """A node, what it is surrounded by, and what is out of order there."""
 
     def __init__(
@@ -41,12 +41,12 @@ class Stage(Watched, Operated):
         more = tuple(f"algo-{n}" for n in range(3, hosts + 1))
         names = tuple(sorted(("algo-1", peer))) + more if hosts > 1 else ("algo-1",)
         names = (*(name for name in names if name != feeder), *filter(None, [feeder]))
-        policy = load_policy("default", knobs)
+        policy = load_policy("default", ("health.preflight=off", *knobs))
         strategy = "multi_worker" if policy.launch.strategy == "auto" else policy.launch.strategy
         job = JobSpec(
             name="job", host="algo-1", hosts=names, node_id="one", boot=0, address="10.0.0.1", port_base=20000,
             run="run1", strategy=strategy, python="python", script="train.py", arguments=(), has_store=store,
-            etcd_hosts=first_etcd_hosts(names), feeders=tuple(filter(None, [feeder])),
+            etcd_hosts=first_etcd_hosts(names), feeders=tuple(filter(None, [feeder])), machine="boot",
             watch="/checkpoints" if any(knob.startswith("checkpoint.watch=") for knob in knobs) else "",
         )  # fmt: skip
         super().__init__()
@@ -131,7 +131,7 @@ class Stage(Watched, Operated):
                     self.page.pop(slab, None)
             case a.SampleEntered():
                 self.post(e.EnteredSampled(action.operation, action.worker_id, self.entered))
-            case a.SamplePulse() | a.CollectStacks():
+            case a.SamplePulse() | a.CollectStacks() | a.CheckHost() | a.ProfileWorker():
                 self.post(self.look(action))
             case a.WatchAll():
                 self.watches_all = True
@@ -209,6 +209,8 @@ class Stage(Watched, Operated):
                 self._under_way.append(action)
             case a.FetchSnapshot():
                 self.post(self._fetched(action))
+            case a.KeepCordons():
+                self.post(e.CordonsKept(action.operation))
 
     def _fetched(self, action: a.FetchSnapshot) -> e.Event:
         seal = self._seal(action.slab, int(action.manifest.rpartition("/")[2]))

@@ -7,6 +7,7 @@ from dataclasses import fields
 from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.hang import tell
+from keepstep.core.preflight_records import PreflightPlan
 from keepstep.core.records import AckRecord, GenerationRecord, Record, StatusRecord
 from keepstep.core.state import Decision
 
@@ -44,10 +45,17 @@ def tell_record(record: Record) -> str:
             for name in ("drain_step", "save_step", "durable_step", "restarts", "exit_code"):
                 if getattr(record, name):
                     text += f" {name}={getattr(record, name)}"
+            if record.repeat.step:
+                text += f" repeat={record.repeat.step}"
             return text
+        case StatusRecord() if record.fingerprint is not None:
+            return f"{record.key} {record.standing.value}, step {record.fingerprint.step} {record.fingerprint.value}"
         case StatusRecord():
             stalled = f" stalled: {tell(record.stall)}" if record.stall is not None else ""
             return f"{record.key} {record.standing.value}{stalled}"
+        case PreflightPlan():
+            others = f", beside {[guest.host for guest in record.others]}" if record.others else ""
+            return f"preflight {record.number} of {[guest.host for guest in record.guests]}{others}"
         case AckRecord():
             return f"{record.key} holds {[held.step for held in record.held]}"
     return record.key
@@ -63,6 +71,8 @@ def tell_action(action: a.Action) -> str:
             return f"start server {action.server_id}: {action.title}"
         case a.StopWorker() | a.RevokeLease() | a.SweepStore() | a.WatchAll():
             return _words(type(action).__name__)
+        case a.ProfileWorker():
+            return f"profile worker rank {action.rank}, of {' and '.join(action.profile.hosts)}"
         case a.Report():
             return f"report {action.measure.value} {action.label} {round(action.value, 3)}".replace("  ", " ")
         case a.WriteOrders():
@@ -74,6 +84,9 @@ def tell_action(action: a.Action) -> str:
             return f"compare replicas of step {action.step}"
         case a.CommitCheckpoint():
             return f"commit step {action.step}"
+        case a.CheckHost():
+            how = "quiet" if action.quiet else "beside the job"
+            return f"check host, lines to {[peer.host for peer in action.peers]}, {action.limit_s:.0f} s, {how}"
         case a.WriteFailure():
             return f"write failure: {action.text}".replace("\n", " / ")
     values = (getattr(action, field.name) for field in fields(action) if field.name != "operation")
@@ -82,6 +95,8 @@ def tell_action(action: a.Action) -> str:
 
 def _orders(orders: a.WriteOrders) -> str:
     text = f"orders every {orders.snapshot_every} grant {orders.grant}"
+    if orders.fingerprint:
+        text += f" look at {orders.fingerprint}"
     if orders.restore_slab >= 0:
         text += f" restore {orders.restore_slab}@{orders.restore_step}"
     if orders.hold:

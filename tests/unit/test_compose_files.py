@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from keepstep.adapters.host_metrics import HostMetrics
 from keepstep.adapters.prometheus import Metrics
 from keepstep.core.causes import FailureCause
 from keepstep.intake.contract import load_contract
@@ -45,6 +46,7 @@ def mounts(service: str) -> dict[str, Path]:
 def exported() -> set[str]:
     """Every series that an agent may show; a label without values has none of its own, but its name is there."""
     metrics = Metrics("127.0.0.1", 0, FailureCause)
+    HostMetrics(metrics.registry)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=5) as answer:
             told = re.findall(r"^# TYPE (\w+) (\w+)$", answer.read().decode(), re.MULTILINE)

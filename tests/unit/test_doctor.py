@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.app.checkup import Finding, Subject, examine
+from keepstep.app.checkup import Subject, examine
 from keepstep.app.cli import main
+from keepstep.app.measuring import Finding
 from keepstep.intake.contract import ContractOptions, load_contract
 from keepstep.intake.policy import load_policy
+from keepstep.ports import GpuSample
 from tests.unit.intake.opt_ml import make_opt_ml
 
 MODERN = {"python": "3.12.4", "executable": "/py", "tensorflow": "2.21.0", "keras": "3.15.1", "tf_keras": None,
@@ -44,7 +46,10 @@ def found(
     policy = load_policy("default", (f"launch.python={asked}", *knobs))
     named = None if store is None else str(store)
     environment = {"PATH": f"{programs}:/usr/bin:/bin"}
-    subject = Subject(contract, policy, named, environment, tmp_path, 29_500, devices=tmp_path / "dev")
+    seen = [GpuSample(f"GPU-{number}", number) for number in range(2)]
+    subject = Subject(
+        contract, policy, named, environment, tmp_path, 29_500, tmp_path / "dev", lambda: seen, speed=False
+    )  # fmt: skip
     by_check: dict[str, list[Finding]] = {}
     for finding in examine(subject):
         by_check.setdefault(finding.check, []).append(finding)

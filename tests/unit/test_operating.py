@@ -112,6 +112,16 @@ def test_the_status_has_a_row_for_each_host_in_natural_order():
     assert table[2].split() == ["algo-1", "algo-1-x", "0", "running", "47", "45", "etcd"]
 
 
+def test_the_status_says_why_a_host_is_out_and_what_holds_one_up():
+    strained = StatusRecord("algo-1", "algo-1-x", 4, Standing.RUNNING, strains=("GPU-a: 95 degrees Celsius",))
+    cordon = CordonRecord("algo-3", "health", 0.0, "GPU-c: Xid 79")
+    told = tell("digits", describe([*JOB[:-1], strained, cordon])).splitlines()
+    assert told[-2:] == [
+        "algo-1 is strained: GPU-a: 95 degrees Celsius",
+        "algo-3 is cordoned by health: GPU-c: Xid 79",
+    ]
+
+
 def test_a_job_that_has_no_generation_yet_can_be_shown():
     assert tell("digits", describe([])).splitlines()[0] == "digits: no generation yet"
 

@@ -27,7 +27,7 @@ from keepstep.core.quantities import (
     show_seconds,
 )
 
-KNOBS_MAX = 50
+KNOBS_MAX = 57
 
 
 def refusal(values: dict[str, object]) -> str:
@@ -267,7 +267,7 @@ EVERYTHING = {
         "s3": {"encryption": "alias/own", "upload_rate": "1.5GB/s", "parts_in_flight": 8},
     },
     "interruption": {"grace": "20s", "script_grace": "1.5s"},
-    "health": {"gpu": {"poll": "500ms"}},
+    "health": {"gpu": {"poll": "500ms", "fatal_xids": [79], "temperature_max": 85.5}},
     "coordination": {
         "endpoints": ["http://10.0.0.1:2379", "http://10.0.0.2:2379"],
         "lease": "3s",

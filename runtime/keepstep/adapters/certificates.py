@@ -11,7 +11,7 @@ import ipaddress
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from cryptography import x509
@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from keepstep.core.values import frozen
 from keepstep.ports import TlsFiles
 
 NODE_DAYS = 60
@@ -36,7 +37,7 @@ class BadAuthority(Exception):
     hint = "it is replaced by a new one"
 
 
-@dataclass(frozen=True)
+@frozen
 class Authority:
     """Who may say which node is of this job. Its key is shown nowhere."""
 

@@ -21,6 +21,11 @@ def monotonic_ns() -> int:
     return time.monotonic_ns()
 
 
+def thread_cpu_time() -> float:
+    """Seconds that the calling thread has had a processor."""
+    return time.thread_time()
+
+
 def unix_time() -> float:
     """Seconds since 1970 as the system has them now; may step when the system's clock is set."""
     return time.time()

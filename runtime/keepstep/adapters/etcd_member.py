@@ -10,9 +10,10 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from keepstep.core.values import frozen
 from keepstep.ports import TlsFiles
 
 VERSION_MIN = (3, 4)
@@ -47,7 +48,7 @@ class EtcdNotReady(Exception):
     hint = "see the member's log"
 
 
-@dataclass(frozen=True)
+@frozen
 class MemberSpec:
     """Where a member lives, and with whom.
 
@@ -94,7 +95,7 @@ def _in_brackets(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-@dataclass(frozen=True)
+@frozen
 class MemberCommand:
     """What to start; stdout and stderr belong into `log_path`."""
 

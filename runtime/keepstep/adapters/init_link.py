@@ -8,10 +8,11 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from keepstep import init, kernel
+from keepstep.core.values import frozen
 
 ANSWER_S = 10.0
 """How long init may take to start a companion: it forks, and answers at once."""
@@ -21,7 +22,7 @@ class InitLinkError(Exception):
     """This process was not started by init, or init is gone."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Kept:
     """A descriptor that an earlier agent had init keep."""
 
@@ -29,7 +30,7 @@ class Kept:
     meta: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@frozen
 class InitState:
     """What was there before this agent.
 

@@ -4,6 +4,8 @@ Mutual TLS 1.3 with the job's own authority and no other. A request is one line 
 size}; `start` counts from the beginning of the replicated region. The answer is a line, {ok, [error]}, with `size`
 bytes behind it where ok is true. A connection serves one request after another. Where the slab is written anew
 meanwhile the connection ends, so that the other side has too few bytes and never torn ones.
+
+Hosts that have no certificates give each other nothing: then the listener, without TLS, answers trials alone.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from keepstep.adapters.clock import monotonic
+from keepstep.core.values import frozen
 from keepstep.ports import PeerAway, PeerLacks, TlsFiles, Wanted
 
 VERSION = 1
@@ -33,11 +35,14 @@ STALL_S = 10.0
 _LOOK_S = 1.0
 _BACKLOG = 64
 
+Also = Callable[[socket.socket, Mapping[str, Any]], bool]
+"""Answers another kind of request on the same connections; False where it is none of its own."""
+
 Seals = Callable[[], Mapping[int, tuple[int, int]]]
 """Step and sequence of each sealed slab, as the control page says now."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Region:
     """Where a slab's replicated region lies: bytes from the file's beginning."""
 
@@ -45,7 +50,7 @@ class Region:
     size_bytes: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Offer:
     """A verified slab: its file, what it holds, and the sequence of its seal."""
 
@@ -122,8 +127,10 @@ def listen(address: str) -> socket.socket:
 class PeerServer:
     """Gives what is on the shelf to whoever has a certificate of this job."""
 
-    def __init__(self, listener: socket.socket, tls: TlsFiles, shelf: Shelf) -> None:
-        self._listener, self._tls, self._shelf = listener, tls, shelf
+    def __init__(
+        self, listener: socket.socket, tls: TlsFiles | None, shelf: Shelf, also: Also = lambda line, asked: False
+    ) -> None:
+        self._listener, self._tls, self._shelf, self._also = listener, tls, shelf, also
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._closed = threading.Event()
 
@@ -156,7 +163,7 @@ class PeerServer:
             with line:
                 line.settimeout(STALL_S)
                 line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                with _context(ssl.PROTOCOL_TLS_SERVER, self._tls).wrap_socket(line, server_side=True) as secured:
+                with self._secured(line) as secured:
                     while self._answer(secured):
                         pass
         except (OSError, ValueError):  # no certificate of this job, a broken line, nonsense: there is nobody to tell
@@ -164,7 +171,10 @@ class PeerServer:
         finally:
             self._slots.release()
 
-    def _answer(self, line: ssl.SSLSocket) -> bool:
+    def _secured(self, line: socket.socket) -> socket.socket:
+        return line if self._tls is None else _context(ssl.PROTOCOL_TLS_SERVER, self._tls).wrap_socket(line, True)
+
+    def _answer(self, line: socket.socket) -> bool:
         """Answer one request; False at the end of the line."""
         asked = _read_line(line)
         if asked is None:
@@ -172,6 +182,8 @@ class PeerServer:
         if asked.get("version") != VERSION:
             _send_line(line, {"ok": False, "error": "version"})
             return True
+        if "trial" in asked or self._tls is None:
+            return self._also(line, asked)
         step, start, size = (_natural(asked, name) for name in ("step", "start", "size"))
         with self._shelf.taken(step, str(asked.get("digest"))) as offer:
             if offer is None or not self._shelf.stands(offer):
@@ -183,7 +195,7 @@ class PeerServer:
                 return self._give(line, offer, start, size)
         return True
 
-    def _give(self, line: ssl.SSLSocket, offer: Offer, start: int, size: int) -> bool:
+    def _give(self, line: socket.socket, offer: Offer, start: int, size: int) -> bool:
         """Send a range; False where the slab is not what it was any more: then what was sent is not all."""
         at, end = offer.region.start + start, offer.region.start + start + size
         piece = memoryview(bytearray(min(GIVEN_BYTES, size)))
@@ -202,7 +214,7 @@ class TlsPeer:
     def __init__(self, name: str, address: str, port: int, tls: TlsFiles) -> None:
         self._name, self._address, self._port, self._tls = name, address, port, tls
         self._lock = threading.Lock()
-        self._idle: list[ssl.SSLSocket] = []
+        self._idle: list[socket.socket] = []
 
     @property
     def name(self) -> str:
@@ -234,24 +246,17 @@ class TlsPeer:
         for line in idle:
             line.close()
 
-    def _keep(self, line: ssl.SSLSocket) -> None:
+    def _keep(self, line: socket.socket) -> None:
         with self._lock:
             self._idle.append(line)
 
-    def _connected(self, deadline: float) -> ssl.SSLSocket:
+    def _connected(self, deadline: float) -> socket.socket:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        line = socket.create_connection((self._address, self._port), _left(deadline))
-        try:
-            line.settimeout(_left(deadline))
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each request would wait 40 ms for the last one
-            return _context(ssl.PROTOCOL_TLS_CLIENT, self._tls).wrap_socket(line, server_hostname=self._address)
-        except (OSError, ValueError, PeerAway):
-            line.close()
-            raise
+        return connect(self._address, self._port, self._tls, deadline)
 
-    def _ask(self, line: ssl.SSLSocket, wanted: Wanted, take: Callable[[memoryview], None], deadline: float) -> None:
+    def _ask(self, line: socket.socket, wanted: Wanted, take: Callable[[memoryview], None], deadline: float) -> None:
         asked = {"step": wanted.step, "digest": wanted.digest, "start": wanted.start, "size": wanted.size_bytes}
         line.settimeout(_left(deadline))
         _send_line(line, {"version": VERSION, **asked})
@@ -276,6 +281,24 @@ class TlsPeer:
             left -= room
 
 
+def connect(address: str, port: int, tls: TlsFiles | None, deadline: float) -> socket.socket:
+    """A connection to another host's listener, without TLS where there are no certificates.
+
+    Raises:
+        PeerAway, OSError, ValueError: there is none.
+    """
+    line = socket.create_connection((address, port), _left(deadline))
+    try:
+        line.settimeout(_left(deadline))
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each request would wait 40 ms for the last one
+        if tls is None:
+            return line
+        return _context(ssl.PROTOCOL_TLS_CLIENT, tls).wrap_socket(line, server_hostname=address)
+    except (OSError, ValueError, PeerAway):
+        line.close()
+        raise
+
+
 def _context(protocol: ssl._SSLMethod, tls: TlsFiles) -> ssl.SSLContext:
     """Made for each connection: the files may have been replaced."""
     context = ssl.SSLContext(protocol)
@@ -297,11 +320,11 @@ def _said(error: Exception) -> str:
     return "it is too slow" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
 
 
-def _send_line(line: ssl.SSLSocket, message: Mapping[str, object]) -> None:
+def _send_line(line: socket.socket, message: Mapping[str, object]) -> None:
     line.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
 
-def _read_line(line: ssl.SSLSocket) -> dict[str, Any] | None:
+def _read_line(line: socket.socket) -> dict[str, Any] | None:
     """One line of JSON, read byte by byte so that nothing behind it is taken; None at the end.
 
     Raises:

@@ -7,9 +7,13 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from keepstep.core.preflight_records import Check
+from keepstep.core.splits import Part, Split
 from keepstep.ports import GpuSample
 
+CHECKS = tuple(check.value for check in Check)
 RECOVERY_PHASES = ("detect", "stop", "agree", "start", "restore", "first_step", "total")
+OUTCOMES = ("equal", "corrupt", "nothing")
 SCRIPT_METRICS_MAX = 64
 ECC_KINDS = ("corrected", "uncorrected")
 
@@ -43,6 +47,11 @@ class Metrics:
         self._make_gpus()
         self._server, self._thread = start_http_server(port, host, self._registry)
         self.up(True)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Where other series are added to those of this agent."""
+        return self._registry
 
     @property
     def port(self) -> int:
@@ -111,16 +120,25 @@ class Metrics:
         """Show whether an interruption would leave the time for a save."""
         self._committable.set(int(committable))
 
-    def step_split(self, rank: int, *, own_work_s: float, wait_s: float, data_wait_s: float) -> None:
-        """Show where a rank's recent steps went: its own work, waiting for its peers, waiting for data.
+    def step_split(self, rank: int, split: Split) -> None:
+        """Show where a rank's recent steps went: its own work, the rest between steps, waiting for peers and for data.
 
         Steps last equally long on all ranks, since they wait for each other: the straggler is the one whose own work
         is long and whose waiting is short.
         """
         label = str(rank)
-        self._own_work.labels(label).set(own_work_s)
-        self._wait.labels(label).set(wait_s)
-        self._data_wait.labels(label).set(data_wait_s)
+        self._own_work.labels(label).set(split.compute_s)
+        self._wait.labels(label).set(split.wait_s)
+        self._data_wait.labels(label).set(split.data_s)
+        self._rest.labels(label).set(split.rest_s)
+
+    def straggler(self, rank: int, part: Part, cost_ratio: float) -> None:
+        """Show what a straggler costs, by the part of the step that it is slow in; 0 once it is none any more."""
+        self._straggler.labels(str(rank), part.value).set(cost_ratio)
+
+    def slow_once(self, rank: int) -> None:
+        """Count that a rank was slow for a while and is not any more, before it was called a straggler."""
+        self._slow_once.labels(str(rank)).inc()
 
     def script_metric(self, rank: int, name: str, value: float) -> None:
         """Show a number that the script has reported; the first SCRIPT_METRICS_MAX names are kept."""
@@ -130,7 +148,7 @@ class Metrics:
 
     def forget_ranks(self) -> None:
         """Drop what was shown per rank: ranks mean nothing beyond their generation."""
-        for gauge in (self._own_work, self._wait, self._data_wait, self._script):
+        for gauge in (self._own_work, self._wait, self._data_wait, self._rest, self._straggler, self._script):
             gauge.clear()
         self._script_names.clear()
 
@@ -142,9 +160,29 @@ class Metrics:
         """Show whether the last use of the store succeeded."""
         self._store_available.set(int(available))
 
+    def preflight_flaw(self, check: str) -> None:
+        """Count what was found wrong with a host before it trained, or as it began to.
+
+        Raises:
+            ValueError: there is no such check.
+        """
+        if check not in CHECKS:
+            raise ValueError(f"{check!r} is not a check of a preflight")
+        self._preflight_flaws.labels(check).inc()
+
     def replica_divergence(self) -> None:
         """Count a difference between replicas that have to be identical: silent corruption."""
         self._replica_divergence.inc()
+
+    def repeated_step(self, outcome: str) -> None:
+        """Count a step that was done again on other hosts: equal, corrupt, or nothing where that said nothing.
+
+        Raises:
+            ValueError: it is none of these.
+        """
+        if outcome not in OUTCOMES:
+            raise ValueError(f"{outcome!r} is not what comes of a repeated step")
+        self._repeated_steps.labels(outcome).inc()
 
     def goodput(self, seconds: Mapping[str, float]) -> None:
         """Show where this host's time went, in seconds by bucket; they add up to wall time."""
@@ -164,6 +202,14 @@ class Metrics:
                 "power": sample.power_w,
                 "memory": sample.memory_used_bytes,
                 "remap_failed": None if sample.remap_failed is None else int(sample.remap_failed),
+                "repair_pending": None if sample.repair_pending is None else int(sample.repair_pending),
+                "repair_wanted": int(bool(sample.recovery)),
+                "retired_pages": sample.retired_pages,
+                "clock": None if sample.clock_mhz is None else sample.clock_mhz * 1e6,
+                "links_down": sample.links_down,
+                "link_errors": sample.link_errors,
+                "pcie_replays": sample.pcie_replays,
+                "foreign": sample.foreign_bytes,
             }
             for name, value in shown.items():
                 if value is not None:
@@ -194,9 +240,19 @@ class Metrics:
         for cause in sorted(self._causes):
             self._restarts.labels(cause)
         self._journal_dropped = self._counter("journal_dropped_total", "Journal entries that could not be written.")
+        self._preflight_flaws = self._counter(
+            "preflight_flaws_total", "What was found wrong with hosts before they trained, by check.", ("check",)
+        )
+        for check in CHECKS:
+            self._preflight_flaws.labels(check)
         self._replica_divergence = self._counter(
             "replica_divergence_total", "Differences found between replicas that have to be identical."
         )
+        self._repeated_steps = self._counter(
+            "repeated_steps_total", "Steps that were done again on other hosts, by what came of it.", ("outcome",)
+        )
+        for outcome in OUTCOMES:
+            self._repeated_steps.labels(outcome)
 
     def _make_times(self) -> None:
         self._goodput = self._gauge(
@@ -232,6 +288,13 @@ class Metrics:
         self._own_work = self._gauge("own_work_seconds", "Mean time of a recent step in own work.", ("rank",))
         self._wait = self._gauge("wait_seconds", "Mean time of a recent step spent waiting for peers.", ("rank",))
         self._data_wait = self._gauge("data_wait_seconds", "Mean time of a recent step waiting for data.", ("rank",))
+        self._rest = self._gauge("step_rest_seconds", "Mean time between two recent steps.", ("rank",))
+        self._straggler = self._gauge(
+            "straggler_cost_ratio",
+            "Share of a step that a straggler costs, as the leader sees it.",
+            ("rank", "part"),
+        )
+        self._slow_once = self._counter("slow_for_once_total", "Times that a rank was slow for a moment.", ("rank",))
         self._script = self._gauge("script_metric", "What the script has reported by log_metric.", ("rank", "name"))
         self._script_names: set[str] = set()
 
@@ -243,6 +306,14 @@ class Metrics:
             "power": self._gauge("gpu_power_watts", "Power drawn by the board.", gpu),
             "memory": self._gauge("gpu_memory_used_bytes", "Device memory in use.", gpu),
             "remap_failed": self._gauge("gpu_remap_failed", "1 if a memory row could not be remapped.", gpu),
+            "repair_pending": self._gauge("gpu_repair_pending", "1 if a repair of memory waits for a reset.", gpu),
+            "repair_wanted": self._gauge("gpu_repair_wanted", "1 if the driver wants the device repaired.", gpu),
+            "retired_pages": self._gauge("gpu_retired_pages", "Pages of device memory retired for good.", gpu),
+            "clock": self._gauge("gpu_clock_hertz", "Clock of the streaming multiprocessors.", gpu),
+            "links_down": self._gauge("gpu_nvlinks_down", "NVLinks that are not active.", gpu),
+            "link_errors": self._gauge("gpu_nvlink_errors", "Errors of all NVLinks since the driver was loaded.", gpu),
+            "pcie_replays": self._gauge("gpu_pcie_replays", "PCIe replays since the driver was loaded.", gpu),
+            "foreign": self._gauge("gpu_foreign_memory_bytes", "Device memory of processes of others.", gpu),
         }
         # Set from the driver's own count, which starts again with the driver: a gauge, whatever it counts.
         self._gpu_ecc = self._gauge(

@@ -14,18 +14,19 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep.adapters.clock import sleep
+from keepstep.core.values import frozen
 
 _SPY_S, _NATIVE_S, _ANSWER_S = 10.0, 20.0, 2.0
+_SAMPLES_PER_S = 50
 _TICKS = os.sysconf("SC_CLK_TCK")
 _THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
 
-@dataclass(frozen=True)
+@frozen
 class Frame:
     """One call: where it is in, as the interpreter names it."""
 
@@ -34,7 +35,7 @@ class Frame:
     function: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Thread:
     """One thread with its Python calls, the innermost first."""
 
@@ -43,7 +44,7 @@ class Thread:
     frames: tuple[Frame, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Look:
     """A process seen once: its state as proc(5) has it ("" where it is gone), its processor time in seconds."""
 
@@ -77,6 +78,20 @@ async def native_stacks(pid: int) -> str:
         OSError: they can not be had, for the reason given.
     """
     return await _spy(("dump", "--native", "--pid", str(pid)), _NATIVE_S)
+
+
+async def record(pid: int, seconds: float, file: Path) -> None:
+    """Sample the Python stacks of all threads of a process for so long, those that wait included, into a new file.
+
+    It is one for https://www.speedscope.app; the process is not stopped for it.
+
+    Raises:
+        OSError: it can not be done, for the reason given.
+    """
+    how = ("--format", "speedscope", "--rate", str(_SAMPLES_PER_S), "--threads", "--idle", "--nonblocking")
+    duration = str(max(1, round(seconds)))
+    options = ("--duration", duration, *how, "--output", str(file), "--pid", str(pid))
+    await _spy(("record", *options), seconds + _SPY_S)
 
 
 async def ask_for_stacks(pid: int, signal: int, file: Path) -> tuple[Thread, ...]:

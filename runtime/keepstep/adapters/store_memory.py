@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+from keepstep.core.values import frozen
 from keepstep.ports.store import (
     Body,
     ChecksumMismatch,
@@ -17,7 +17,7 @@ from keepstep.ports.store import (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class _Held:
     data: bytes
     etag: str

@@ -13,7 +13,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -31,6 +30,7 @@ from botocore.exceptions import (
 )
 from urllib3.exceptions import HTTPError
 
+from keepstep.core.values import frozen
 from keepstep.ports.store import (
     Body,
     ChecksumMismatch,
@@ -68,7 +68,7 @@ def _unhindered(size_bytes: int) -> None:
     """Sends at once."""
 
 
-@dataclass(frozen=True)
+@frozen
 class S3Options:
     """How objects are written.
 
@@ -90,7 +90,7 @@ class S3Options:
         return {"ServerSideEncryption": "aws:kms", **key}
 
 
-@dataclass(frozen=True)
+@frozen
 class _Part:
     number: int
     data: memoryview

@@ -31,6 +31,21 @@ class _Line:
     handed: list[tuple[bytes, list[int]]] = field(default_factory=list)
 
 
+@dataclass
+class _Ring:
+    """The ring of a rank that saves nothing, and how far it was read; `newest` is None before a record was."""
+
+    wire: Wire
+    newest: StepRecord | None = None
+
+    def read(self) -> list[StepRecord]:
+        """The newest record of the last call, and what has come since; without gaps."""
+        found, lost = self.wire.read_since(0 if self.newest is None else self.newest.sequence)
+        known = [] if self.newest is None or lost else [self.newest]
+        self.newest = found[-1] if found else self.newest
+        return [*known, *found]
+
+
 class WorkerLink:
     """Wire and slabs of local rank 0, and the socket to the worker that runs."""
 
@@ -47,6 +62,9 @@ class WorkerLink:
         self._line: _Line | None = None
         self._orders = Orders()
         self._sampled = 0
+        self._rings: dict[int, _Ring] = {}
+        self.first_rank = -1
+        """Of this host's ranks that mpirun has started; -1 where it has not."""
         self._wire_fd = -1
         self._wire: Wire | None = None
 
@@ -101,6 +119,16 @@ class WorkerLink:
         if found:
             self._sampled = found[-1].sequence
         return found, lost
+
+    def records_of_others(self) -> dict[int, list[StepRecord]]:
+        """By rank, of this host's ranks but the first: the newest step record of the last call, and those since."""
+        read = {rank: ring.read() for rank, ring in self._rings.items()}
+        return {rank: records for rank, records in read.items() if len(records) > 1}
+
+    def pid_of(self, rank: int) -> int:
+        """The process of one of this host's ranks."""
+        ring = self._rings.get(rank)
+        return (self.progress() if ring is None else ring.wire.read_progress()).pid
 
     # --- slabs -------------------------------------------------------------------------------------------------------
 
@@ -167,7 +195,7 @@ class WorkerLink:
         """
         self.hang_up()
         self.wire.reset_worker()
-        self._sampled = 0
+        self._sampled, self.first_rank = 0, -1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self._line = _Line(worker_id, ours)
@@ -183,6 +211,20 @@ class WorkerLink:
         if self._line is not None:
             self._send(self._line, {"kind": "orders"}, [])
 
+    def ask_for_profile(self, folder: str, steps: int, seconds: float) -> int:
+        """Have the worker that runs profile so many of its next steps, or seconds of them, into a folder.
+
+        Returns:
+            The number that its answer will carry: a message of kind `profiled`, with an `error` that is empty if all
+            is well.
+        """
+        number = self._orders.profile + 1
+        if self._line is not None:
+            wish = {"kind": "profile", "number": number, "folder": folder, "steps": steps, "seconds": seconds}
+            self._send(self._line, wish, [])
+        self.order(profile=number)
+        return number
+
     def hang_up(self) -> None:
         """Close the socket: its worker is gone."""
         line, self._line = self._line, None
@@ -191,6 +233,9 @@ class WorkerLink:
                 asyncio.get_running_loop().remove_reader(line.endpoint.fileno())
                 asyncio.get_running_loop().remove_writer(line.endpoint.fileno())
             line.endpoint.close()
+        for ring in self._rings.values():
+            ring.wire.close()
+        self._rings.clear()
 
     def drain(self) -> None:
         """Take in what the worker had sent before it went."""
@@ -221,11 +266,11 @@ class WorkerLink:
     def _receive(self, line: _Line) -> None:
         while line is self._line:
             try:
-                packet = line.endpoint.recv(_MESSAGE_BYTES_MAX)
+                packet, fds, *_ = socket.recv_fds(line.endpoint, _MESSAGE_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
             except OSError:
-                packet = b""
+                packet, fds = b"", []
             if not packet:
                 with contextlib.suppress(ValueError, OSError):
                     asyncio.get_running_loop().remove_reader(line.endpoint.fileno())
@@ -233,4 +278,17 @@ class WorkerLink:
             with contextlib.suppress(json.JSONDecodeError):  # a script may have got hold of the socket
                 message = json.loads(packet)
                 if isinstance(message, dict):
-                    self._on_message(line.worker_id, message)
+                    if message.get("kind") == "ring":
+                        self._take_ring(message.get("rank"), fds)
+                    else:
+                        self._on_message(line.worker_id, message)
+            for fd in fds:
+                os.close(fd)
+
+    def _take_ring(self, rank: object, fds: list[int]) -> None:
+        """A rank of this host has come; without a descriptor, the first one, whose ring is the wire's."""
+        if isinstance(rank, int) and not fds:
+            self.first_rank = rank
+        elif isinstance(rank, int):
+            with contextlib.suppress(wires.WireError):
+                self._rings[rank] = _Ring(Wire(fds[0]))

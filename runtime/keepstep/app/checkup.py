@@ -6,35 +6,35 @@ Nothing here decides or is kept; a check that can not be made is a finding, too.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import socket
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from keepstep import kernel
 from keepstep.adapters.etcd_member import EtcdMissing, find_etcd
 from keepstep.adapters.memory import available_bytes
+from keepstep.adapters.nvml import parse_line
 from keepstep.app.connecting import connect_store
 from keepstep.app.launch_checks import SMDDPRUN, check_launcher, has_program
+from keepstep.app.measuring import Finding, copy_rate, hash_rate, look_at_disk, look_at_gpus, processors
 from keepstep.app.setting_up import check_use, deaf_process, demand_trust_off, has_trust
 from keepstep.app.showing import size
 from keepstep.checkpoint.probe import probe_store
 from keepstep.core.job import PORT_SPAN, JobSpec
 from keepstep.core.policy import Policy
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError
 from keepstep.intake.contract import Contract, choose_strategy, count_gpus, parts_of, read_mpi
+from keepstep.ports import GpuSample
 from keepstep.ports.store import StoreError
-
-Level = Literal["ok", "warn", "bad"]
 
 SLABS_BYTES_MIN = 3 << 30
 """Three slabs of a state of a gigabyte."""
-DISK_BYTES_MIN = 1 << 30
 _PYTHON_S = 60.0
 _TESTED = ("2.13", "2.16", "2.19", "2.21")
 """Minor versions of TensorFlow that the tests are run with."""
@@ -52,17 +52,17 @@ print(json.dumps(dict(found, python=platform.python_version(), executable=sys.ex
 """
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One row of the table: `fix` is empty where nothing has to be done."""
+def ask_driver() -> list[GpuSample]:
+    """One poll of the GPU probe, in a process that can be killed; nothing where it does not answer."""
+    command = [*kernel.interpreter(), "-m", "keepstep.adapters.nvml", "--once"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        return parse_line(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        return []
 
-    check: str
-    level: Level
-    found: str
-    fix: str = ""
 
-
-@dataclass(frozen=True)
+@frozen
 class Subject:
     """What is looked at.
 
@@ -72,6 +72,8 @@ class Subject:
         scratch: where the agent keeps what need not outlive the container.
         port_base: first of the workers' ports.
         devices: where GPUs are seen.
+        ask_gpus: what the driver says of them.
+        speed: whether processors and memory are measured, which takes two seconds.
     """
 
     contract: Contract
@@ -81,12 +83,15 @@ class Subject:
     scratch: Path
     port_base: int
     devices: Path = Path("/dev")
+    ask_gpus: Callable[[], list[GpuSample]] = ask_driver
+    speed: bool = True
 
 
 def examine(subject: Subject) -> Iterator[Finding]:
     """All checks, the quick ones first; one that fails in a way of its own says so and stops no other."""
     checks: tuple[tuple[str, Callable[[Subject], Iterator[Finding]]], ...] = (
         ("process", _process), ("hosts", _hosts), ("memory", _memory), ("disk", _disk), ("ports", _ports),
+        ("speed", _speed),
         ("etcd", _etcd), ("GPU", _gpu), ("Python", _python), ("launch", _launch), ("store", _store),
     )  # fmt: skip
     for name, check in checks:
@@ -138,16 +143,18 @@ def _memory(subject: Subject) -> Iterator[Finding]:
 
 
 def _disk(subject: Subject) -> Iterator[Finding]:
-    for what, folder in (("scratch", subject.scratch), ("output", subject.contract.paths.output_data)):
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        if not os.access(existing, os.W_OK):
-            yield Finding(
-                "disk", "bad", f"{what}: {existing} can not be written", "let the container's user write there"
-            )
-            continue
-        free = shutil.disk_usage(existing).free
-        level: Level = "ok" if free >= DISK_BYTES_MIN else "warn"
-        yield Finding("disk", level, f"{what}: {size(free)} free at {existing}", "" if level == "ok" else "make room")
+    paths = subject.contract.paths
+    for what, folder in (("scratch", subject.scratch), ("output", paths.output_data), ("model", paths.model)):
+        yield look_at_disk(what, folder)
+
+
+def _speed(subject: Subject) -> Iterator[Finding]:
+    """What a preflight compares with other hosts; of one alone it can only be told."""
+    if not subject.speed:
+        return
+    threads = processors()
+    hashed, copied = hash_rate(threads) / 1e6, copy_rate() / 1e6
+    yield Finding("speed", "ok", f"{threads} processors hash {hashed:.0f} MB/s; one copies {copied:.0f} MB/s in memory")
 
 
 def _ports(subject: Subject) -> Iterator[Finding]:
@@ -190,6 +197,7 @@ def _gpu(subject: Subject) -> Iterator[Finding]:
     if not devices:
         yield Finding("GPU", "ok", "none: training goes on the processors")
         return
+    yield from look_at_gpus(subject.ask_gpus(), len(devices))
     program = shutil.which("nvidia-smi", path=subject.environment.get("PATH"))
     if program is None:
         yield Finding("GPU", "warn", f"{len(devices)}, and no nvidia-smi to ask", "use an image with NVIDIA's tools")

@@ -14,7 +14,7 @@ from typing import Any
 
 from keepstep.adapters.clock import sleep
 from keepstep.adapters.journal import JournalError
-from keepstep.app import checkpoints, doctoring, submitting
+from keepstep.app import checkpoints, cordoning, doctoring, simulating_health, submitting
 from keepstep.app.faults import KINDS, parse_fault
 from keepstep.app.local import Local, LocalRun
 from keepstep.app.operating import Operator, describe, find_entry, open_coordinator, tell
@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     again.set_defaults(command=_replay)
 
     _add_operating(commands)
+    cordoning.add_command(commands)
     checkpoints.add_commands(commands)
     submitting.add_command(commands)
     doctoring.add_command(commands)
@@ -103,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument("policy", nargs="?", default="default")
     simulate.add_argument("--seeds", default="0:100", metavar="FROM:TO")
     simulate.add_argument("--trace", action="store_true", help="print every turn that decided something")
+    simulating_health.add_options(simulate)
     simulate.set_defaults(command=_simulate)
     return parser
 
@@ -227,4 +229,6 @@ async def _show_status(operator: Operator, job: str, options: argparse.Namespace
 
 
 def _simulate(options: argparse.Namespace) -> int:
+    if options.health:
+        return simulating_health.health(options)
     return simulate(options.policy, options.seeds, options.trace)

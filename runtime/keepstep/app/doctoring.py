@@ -9,8 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from keepstep.app.checkup import Finding, Subject, examine
+from keepstep.app.checkup import Subject, examine
 from keepstep.app.launching import forget_own_source
+from keepstep.app.measuring import Finding
 from keepstep.app.platform_look import Look, look
 from keepstep.app.showing import table
 from keepstep.core.quantities import parse_seconds

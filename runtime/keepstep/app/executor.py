@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,9 @@ from keepstep.adapters.init_link import InitLink
 from keepstep.adapters.processes import ExitStatus, ProcessHost, StopTimeout
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.app.coordination import Coordination
+from keepstep.app.cordoning import keep_cordons
 from keepstep.app.launching import Launcher
+from keepstep.app.preflight import Preflight
 from keepstep.app.probing import Probing
 from keepstep.app.sampling import Sampler
 from keepstep.app.storing import Storing
@@ -26,6 +27,8 @@ from keepstep.app.watching import Watching
 from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.events import Event, FirstError, SlabSeal
+from keepstep.core.splits import Part
+from keepstep.core.values import frozen
 from keepstep.ports import MetricsSink
 from keepstep_worker.wire import Progress, Seal
 
@@ -42,7 +45,7 @@ def seal_event(seal: Seal) -> SlabSeal:
     return SlabSeal(seal.slab, seal.step, seal.sequence, seal.size_bytes)
 
 
-@dataclass(frozen=True)
+@frozen
 class Tools:
     """What the hands work with."""
 
@@ -51,6 +54,7 @@ class Tools:
     watching: Watching
     launcher: Launcher
     probing: Probing
+    preflight: Preflight
     sampler: Sampler
     init: InitLink
     metrics: MetricsSink
@@ -68,6 +72,7 @@ class Executor:
         self._init, self._clock, self._members = tools.init, tools.clock, tools.members
         self._sampler, self._probing, self._restore_slab = tools.sampler, tools.probing, -1
         self._link: WorkerLink = tools.launcher.link
+        self._preflight = tools.preflight
         coordination, storing, watching = tools.coordination, tools.storing, tools.watching
         self._processes = ProcessHost(self._exited)
         self._slab_lane = asyncio.Lock()
@@ -86,7 +91,9 @@ class Executor:
             a.WriteOrders: self._order,
             a.SampleEntered: self._sample_entered,
             a.SamplePulse: self._probing.pulse,
+            a.CheckHost: lambda x: tools.preflight.begin(x, tasks),
             a.CollectStacks: lambda x: self._spawn(self._probing.collect(x, self._launcher.stacks_file(x.worker_id))),
+            a.ProfileWorker: lambda x: self._spawn(self._probing.profiling.perform(x)),
             a.AllocateSlabs: lambda x: self._in_slab_lane(self._allocate(x)),
             a.HandSlabs: lambda x: self._in_slab_lane(self._hand(x)),
             a.DropSlabs: lambda x: self._in_slab_lane(self._drop(x)),
@@ -101,6 +108,7 @@ class Executor:
             a.PutBackFiles: lambda x: self._spawn(watching.put_back(x)),
             a.JoinEtcd: lambda x: self._spawn(self._join_etcd(x)),
             a.UseEtcd: lambda x: self._members.use(x.hosts) if self._members is not None else None,
+            a.KeepCordons: lambda x: self._spawn(keep_cordons(storing, post, x)),
             a.SweepStore: lambda x: self._spawn(storing.sweep()),
             a.CompareReplicas: self._compare,
             a.Report: self._report,
@@ -113,7 +121,9 @@ class Executor:
 
     async def close(self) -> None:
         """Stop what still runs; the job is over."""
+        self._preflight.close()
         self._launcher.standbys.close()
+        self._probing.profiling.close()
         try:
             await self._processes.close()
         except StopTimeout as error:
@@ -215,6 +225,7 @@ class Executor:
             snapshot_every=action.snapshot_every,
             restore_slab=action.restore_slab,
             restore_step=action.restore_step,
+            fingerprint=action.fingerprint,
         )
 
     def _sample_entered(self, action: a.SampleEntered) -> None:
@@ -265,6 +276,15 @@ class Executor:
                 metrics.committable(bool(value))
             case a.Measure.STORE_AVAILABLE:
                 metrics.store_available(bool(value))
+            case a.Measure.STRAGGLER:
+                rank, _, part = report.label.partition(":")
+                metrics.straggler(int(rank), Part(part), value)
+            case a.Measure.SLOW_ONCE:
+                metrics.slow_once(int(report.label))
+            case a.Measure.PREFLIGHT_FLAW:
+                metrics.preflight_flaw(report.label)
+            case a.Measure.REPEAT:
+                metrics.repeated_step(report.label)
 
 
 def read_first_error(path: Path) -> FirstError | None:

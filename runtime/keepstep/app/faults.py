@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 
 from keepstep import kernel
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError
 
 KINDS = ("kill", "kill-agent", "kill-uploader", "kill-host")
 _FAULT = re.compile(r"([a-z-]+):(\d+)@(\d+)")
 
 
-@dataclass(frozen=True)
+@frozen
 class PlannedFault:
     """What to do to which rank once it has completed a step."""
 

@@ -1,17 +1,24 @@
-"""The uploader's part in giving and taking between hosts: what is offered, to whom, and who is asked."""
+"""The uploader's part in giving and taking between hosts: what is offered, to whom, who is asked, how fast."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from keepstep.adapters.peers import PeerServer, Region, Shelf, TlsPeer
+from keepstep.adapters.clock import monotonic
+from keepstep.adapters.peers import PeerServer, Region, Shelf, TlsPeer, connect
+from keepstep.adapters.trials import answer_trial, try_line
 from keepstep.checkpoint.safetensors import read_layout
-from keepstep.ports import TlsFiles
+from keepstep.ports import PeerAway, TlsFiles
 from keepstep_worker.wire import Wire, WireError
+
+_CONNECT_S = 2.0
+_TRY_S = 6.0
+"""What one other host may take, whatever its line is like."""
 
 
 class InvalidCommand(Exception):
@@ -26,13 +33,16 @@ class Giving:
         self._tls: TlsFiles | None = None
         self._shelf = Shelf(self._seals)
 
-    def perform(self, what: str, command: Mapping[str, Any], fd: int) -> dict[str, object]:
-        """Carry out `seals`, `listen` or `offer`.
+    def perform(self, what: str, command: Mapping[str, Any], fd: int | None) -> dict[str, object]:
+        """Carry out `seals`, `listen`, `offer` or `try`.
 
         Raises:
             InvalidCommand: a field is missing or of a wrong type.
             MalformedSlab: what is offered is no slab.
         """
+        if what == "try":
+            return {"links": [self._try(*each) for each in _entries(command)]}
+        fd = wanted(fd)
         if what == "seals":
             try:
                 self._wire = Wire(fd)
@@ -40,8 +50,9 @@ class Giving:
                 raise InvalidCommand(str(error)) from error
             return {}
         if what == "listen":
-            self._tls = TlsFiles(*(Path(text(command, name)) for name in ("ca", "cert", "key")))
-            PeerServer(socket.socket(fileno=os.dup(fd)), self._tls, self._shelf).start()
+            if "ca" in command:
+                self._tls = TlsFiles(*(Path(text(command, name)) for name in ("ca", "cert", "key")))
+            PeerServer(socket.socket(fileno=os.dup(fd)), self._tls, self._shelf, answer_trial).start()
             return {}
         layout = read_layout(fd, number(command, "size_bytes"))
         region = Region(layout.head_bytes, layout.replicated_bytes)
@@ -50,16 +61,37 @@ class Giving:
 
     def others(self, command: Mapping[str, Any]) -> list[TlsPeer]:
         """The hosts to ask, as the command names them."""
-        entries = command.get("peers", [])
-        try:
-            named = [(str(host), str(address), int(port)) for host, address, port in entries]
-        except (TypeError, ValueError) as error:
-            raise InvalidCommand("peers must be a list of host, address and port") from error
+        named = _entries(command)
         return [] if self._tls is None else [TlsPeer(*each, self._tls) for each in named]
+
+    def _try(self, host: str, address: str, port: int) -> dict[str, object]:
+        """How one other host is reached; `error` says why it is not."""
+        deadline = monotonic() + _TRY_S
+        try:
+            found = try_line(lambda: connect(address, port, self._tls, monotonic() + _CONNECT_S), deadline)
+        except (OSError, ValueError, PeerAway) as error:
+            late = isinstance(error, TimeoutError)
+            return {"peer": host, "error": "no answer" if late else str(error)[:200] or type(error).__name__}
+        return {"peer": host, **asdict(found)}
 
     def _seals(self) -> dict[int, tuple[int, int]]:
         seals = [] if self._wire is None else self._wire.read_seals()
         return {seal.slab: (seal.step, seal.sequence) for seal in seals}
+
+
+def _entries(command: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """Hosts with address and port, as the command names them."""
+    try:
+        return [(str(host), str(address), int(port)) for host, address, port in command.get("peers", [])]
+    except (TypeError, ValueError) as error:
+        raise InvalidCommand("peers must be a list of host, address and port") from error
+
+
+def wanted(fd: int | None) -> int:
+    """A descriptor that came with the command."""
+    if fd is None:
+        raise InvalidCommand("a descriptor is wanted")
+    return fd
 
 
 def number(command: Mapping[str, Any], field: str) -> int:

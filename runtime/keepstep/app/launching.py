@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import keepstep
@@ -15,13 +14,14 @@ from keepstep.adapters.processes import ProcessHost, WorkerProcess, WorkerSpec
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.app.standing_by import Standbys
 from keepstep.core.actions import StartServer, StartStandby, StartWorker
+from keepstep.core.values import frozen
 
 FAILURE_BYTES_MAX = 1024
 """The platform shows no more of a failure file."""
 TLS_FOLDER = "tls"
 
 
-@dataclass(frozen=True)
+@frozen
 class Places:
     """Folders of this host: scratch for what may be lost, output for what is kept with the job, code to run in."""
 

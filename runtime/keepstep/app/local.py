@@ -22,6 +22,7 @@ from keepstep.adapters.etcd_member import discard_data_dir
 from keepstep.app.faults import PlannedFault, kill_family, uploader_of
 from keepstep.app.summary import printed_values, read_goodput, summarize
 from keepstep.core.job import PORT_SPAN
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError, QuorumError
 from keepstep.intake.contract import read_environment
 
@@ -35,7 +36,7 @@ _RETURN_S = 1.0
 _LINE_BYTES_MAX = 1 << 24
 
 
-@dataclass(frozen=True)
+@frozen
 class LocalRun:
     """What to run: see the options of `keepstep local`."""
 
@@ -207,6 +208,7 @@ class Local:
             "--base-dir", str(host.folder), "--address", "127.0.0.1",
             *(word for each in self.hosts for word in ("--etcd", f"{each.name}=127.0.0.1:{each.etcd_port}")),
             "--port-base", str(host.port_base), "--scratch-dir", str(host.folder / "scratch"),
+            "--machine", f"{kernel.boot_id()}-{host.name}",
             "--policy", self.plan.policy, "--store", self.plan.store,
             *(word for override in self._overrides() for word in ("--set", override)),
             "--", self.plan.script, *self.plan.arguments,
@@ -228,7 +230,8 @@ class Local:
         return code
 
     def _overrides(self) -> list[str]:
-        return ["telemetry.listen=127.0.0.1:0", *self.plan.overrides]
+        """What is set for each host; a preflight would hold this one machine against itself, unless it is asked for."""
+        return ["telemetry.listen=127.0.0.1:0", "health.preflight=off", *self.plan.overrides]
 
     def _forward(self, number: int) -> None:
         """The run is interrupted: so is every host."""

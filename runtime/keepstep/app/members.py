@@ -12,7 +12,6 @@ import contextlib
 import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep.adapters.clock import monotonic, sleep
@@ -32,6 +31,7 @@ from keepstep.adapters.etcd_member import (
 from keepstep.adapters.init_link import InitLink
 from keepstep.app.operating import FILE, write_entry
 from keepstep.core.job import JobSpec
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError, QuorumError
 from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable, TlsFiles
 
@@ -41,7 +41,7 @@ _NOTHING = "/keepstep/.nothing/"
 _DEATHS_MAX, _DEATHS_WITHIN_S, _REST_S = 5, 120.0, 0.5
 
 
-@dataclass(frozen=True)
+@frozen
 class Site:
     """Where the job's hosts keep etcd.
 

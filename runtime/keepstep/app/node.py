@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from keepstep.adapters.clock import Clock
 from keepstep.adapters.coordinator_memory import MemoryCoordinator
+from keepstep.adapters.host_metrics import HostMetrics
 from keepstep.adapters.init_link import InitLink
 from keepstep.adapters.journal import JournalWriter
 from keepstep.adapters.processes import LineQueue, standard_sinks
@@ -22,12 +23,15 @@ from keepstep.adapters.prometheus import Metrics
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.app.accounting import Accounting
 from keepstep.app.coordination import Coordination
+from keepstep.app.cordoning import recall_cordons
 from keepstep.app.executor import Executor, Tools, seal_event
-from keepstep.app.gpus import watch_gpus
+from keepstep.app.gpus import GpuWatch
+from keepstep.app.host_health import watch_host
 from keepstep.app.intermediate import Intermediate
 from keepstep.app.launching import Launcher, Places, write_failure
 from keepstep.app.notices import watch_notices
 from keepstep.app.options import find_base_dir, parse_train_options
+from keepstep.app.preflight import Preflight
 from keepstep.app.probing import Probing
 from keepstep.app.sampling import Sampler
 from keepstep.app.setting_up import Setup, deaf_process, set_up
@@ -140,8 +144,9 @@ class Agent:
         self._init.listen(on_fenced=self._fenced, on_companion_exited=self._companion_exited)
         self._init.listen_signals(lambda number: self._signalled(supervisor, number))
         several = self._several
-        coordinator: Coordinator
-        coordinator = MemoryCoordinator(self._clock.monotonic) if several is None else await several.open(job)
+        coordinator: Coordinator = (
+            MemoryCoordinator(self._clock.monotonic) if several is None else await several.open(job)
+        )
         link = WorkerLink(self._init, self._init.state.kept, lambda *said: sampler.on_message(*said))
         await link.open()
         standbys = Standbys(job.host, supervisor.post, self.log)
@@ -152,6 +157,7 @@ class Agent:
         storing = Storing(job.name, setup.store, policy, supervisor.post, self.log, local)
         watching = Watching(job, setup.places.scratch, storing, supervisor.post, self.log)
         probing = Probing(link, sampler, storing, setup.places.output, supervisor.post, self.log)
+        preflight = Preflight(setup, storing, supervisor.post, self.log)
         if several is not None:
             several.give(storing, link.wire_fd)
         supervisor.post(self._started(link))
@@ -159,18 +165,18 @@ class Agent:
         intermediate = await begin_output(setup, self.log)
         async with asyncio.TaskGroup() as tasks:
             tools = Tools(
-                coordination, storing, watching, launcher, probing, sampler, self._init, metrics, self._clock,
-                None if several is None else several.members,
+                coordination, storing, watching, launcher, probing, preflight, sampler, self._init, metrics,
+                self._clock, None if several is None else several.members,
             )  # fmt: skip
             executor = Executor(supervisor.post, tasks, tools)
             heard = watch_notices(policy.interruption, storing, self._clock, supervisor.post)
-            gpus = watch_gpus(policy, metrics, self.log)
-            sensors = coordination.watch(), storing.run(), sampler.run(), gpus, heard, watching.run()
+            machine = self._watch_machine(local, metrics, supervisor.post)
+            sensors = coordination.watch(), storing.run(), sampler.run(), *machine, heard, watching.run()
             background: list[asyncio.Task[Any]] = [tasks.create_task(sensor) for sensor in sensors]
             background += [] if several is None else several.keep(tasks)
             self._revoke_former(coordination, tasks)
             recalled = tasks.create_task(self._accounting.recall(storing.ask_store))
-            background.append(recalled)
+            background += [recalled, tasks.create_task(recall_cordons(storing, supervisor.post))]
             code = await supervisor.run(executor.perform, lambda *turn: self._follow(turn, watching, tasks, metrics))
             metrics.up(False)
             await self._leave(supervisor.state, storing, recalled)
@@ -181,9 +187,20 @@ class Agent:
             await coordination.finish()
         await coordinator.close()
         journal.close()
+        self._account(code)
+        return code
+
+    def _watch_machine(
+        self, local: str, metrics: Metrics, post: Callable[[e.Event], None]
+    ) -> tuple[Coroutine[Any, Any, None], ...]:
+        """The sensors of this host's GPUs, and of the host itself."""
+        host = watch_host(written_folders(self._setup, local), HostMetrics(metrics.registry), post, self.log)
+        return GpuWatch(self._setup.policy, metrics, post, self.log).run(), host.run()
+
+    def _account(self, code: int) -> None:
+        """The last words."""
         self._accounting.write()
         self.log(f"exit {code}")
-        return code
 
     def _started(self, link: WorkerLink) -> e.AgentStarted:
         """What this agent finds of the one before."""
@@ -235,6 +252,12 @@ class Agent:
     def _companion_exited(self, name: str, status: int) -> None:
         if self._several is not None:
             self._several.companion_exited(name, status)
+
+
+def written_folders(setup: Setup, local: str) -> tuple[str, ...]:
+    """Whose disks the job can not do without."""
+    places = setup.places
+    return str(places.scratch), str(places.output), str(setup.contract.paths.checkpoints), local
 
 
 async def begin_output(setup: Setup, log: Callable[[str], None]) -> Intermediate:

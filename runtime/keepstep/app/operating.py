@@ -12,7 +12,7 @@ import tempfile
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from keepstep.app.coordination import prefix_of
 from keepstep.app.showing import cell, table
 from keepstep.core.codec import Undecodable, decode_record, encode_record
 from keepstep.core.names import in_natural_order
+from keepstep.core.preflight_records import PreflightRecord
 from keepstep.core.records import (
     CordonRecord,
     EtcdRecord,
@@ -33,6 +34,7 @@ from keepstep.core.records import (
     RequestRecord,
     StatusRecord,
 )
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError, QuorumError
 from keepstep.ports import Coordinator, CoordinatorRefused, CoordinatorUnavailable, TlsFiles
 
@@ -43,7 +45,7 @@ _TOLD = ("number", "restarts", "durable_step", "drain_step", "snapshot_every", "
 _COLUMNS = ("host", "node", "rank", "standing", "step", "sealed", "marks")
 
 
-@dataclass(frozen=True)
+@frozen
 class Entry:
     """How to reach a job's coordinator."""
 
@@ -186,6 +188,7 @@ def describe(records: list[Record]) -> dict[str, Any]:
     number = 0 if generation is None else generation.number
     statuses = {r.host: r for r in records if isinstance(r, StatusRecord) and r.generation == number}
     cordons = {r.host: r for r in records if isinstance(r, CordonRecord)}
+    checks = {r.host: r for r in records if isinstance(r, PreflightRecord)}
     members = {} if generation is None else {m.host: rank for rank, m in enumerate(generation.members)}
     hosts = []
     for host in in_natural_order((*{*nodes, *members, *cordons},)):
@@ -204,6 +207,9 @@ def describe(records: list[Record]) -> dict[str, Any]:
             "step": status.step if status is not None else None,
             "sealed": status.sealed if status is not None else None,
             "marks": marks,
+            "strains": list(status.strains) if status is not None else [],
+            "cordon": f"{cordons[host].by}: {cordons[host].why}" if host in cordons else None,
+            "preflight": asdict(checks[host]) if host in checks else None,
         })  # fmt: skip
     told: dict[str, Any] = {}
     if generation is not None:
@@ -225,6 +231,9 @@ def tell(job: str, described: dict[str, Any]) -> str:
             lines.append(f"ended with {told['exit_code']}: {told['verdict']}")
     lines += [f"interruption: {source}" for source in described["interruptions"]]
     lines.append(table(_COLUMNS, ([cell(row[name]) for name in _COLUMNS] for row in described["hosts"])))
+    for row in described["hosts"]:
+        lines += [f"{row['host']} is cordoned by {row['cordon']}"] if row["cordon"] else []
+        lines += [f"{row['host']} is strained: {strain}" for strain in row["strains"]]
     return "\n".join(lines)
 
 

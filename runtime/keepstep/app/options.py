@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError
 from keepstep.intake.contract import BASE
 
 
-@dataclass(frozen=True)
+@frozen
 class TrainOptions:
     """What was said on the command line; None and empty where nothing was.
 
@@ -24,6 +24,7 @@ class TrainOptions:
             and the policy's port.
         port_base: first port for workers.
         scratch_dir: folder for what need not outlive the container.
+        machine: what this host's machine is known by, where it only plays to be one of its own.
     """
 
     base_dir: Path
@@ -36,6 +37,7 @@ class TrainOptions:
     scratch_dir: Path | None
     script: str | None
     arguments: tuple[str, ...]
+    machine: str | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -81,6 +83,7 @@ def parse_train_options(argv: list[str]) -> TrainOptions:
     parser.add_argument("--etcd", action="append", default=[], type=_place, metavar="HOST=ADDRESS:PORT")
     parser.add_argument("--port-base", type=int, default=20000)
     parser.add_argument("--scratch-dir", type=Path)
+    parser.add_argument("--machine")
     parser.add_argument("--entry")
     parser.add_argument("words", nargs=argparse.REMAINDER)
     found = parser.parse_args(argv)
@@ -97,4 +100,5 @@ def parse_train_options(argv: list[str]) -> TrainOptions:
         scratch_dir=found.scratch_dir,
         script=script,
         arguments=tuple(words),
+        machine=found.machine,
     )

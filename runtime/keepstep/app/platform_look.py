@@ -11,7 +11,6 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from keepstep.adapters.platform import rights
 from keepstep.adapters.platform.neighbours import Door, Neighbour
 from keepstep.adapters.platform.record import Record
 from keepstep.app.platform_facts import facts_of, follow_metadata, found_by, secrets_in, tell_all
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError, ExitCode
 from keepstep.intake.contract import Paths, read_hosts
 
@@ -30,7 +30,7 @@ _BEAT_S = 1.0
 _LOCALHOST = "localhost"
 
 
-@dataclass(frozen=True)
+@frozen
 class Look:
     """What was asked for.
 

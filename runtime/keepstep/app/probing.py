@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep import kernel
@@ -15,11 +14,13 @@ from keepstep.adapters.clock import sleep
 from keepstep.adapters.stacks import Thread
 from keepstep.adapters.uploader import UploaderGone
 from keepstep.adapters.worker_link import WorkerLink
+from keepstep.app.profiling import Profiling
 from keepstep.app.sampling import Sampler
 from keepstep.app.storing import Storing
 from keepstep.core.actions import CollectStacks, SamplePulse
 from keepstep.core.events import Event, PulseSampled, StacksCollected
 from keepstep.core.stalls import Activity, Stall
+from keepstep.core.values import frozen
 from keepstep_worker.wire import STACKS_SIGNAL
 
 _LOOK_S = 0.5
@@ -33,7 +34,7 @@ _NOT_THE_SCRIPT = ("/site-packages/", "/dist-packages/", "/lib/python", "/keepst
 _TENSORFLOW = "/tensorflow/python/"
 
 
-@dataclass(frozen=True)
+@frozen
 class LastLook:
     """The stacks of a worker that is killed."""
 
@@ -58,6 +59,8 @@ class Probing:
         self._link, self._sampler, self._storing = link, sampler, storing
         self._folder, self._post, self._log = folder / "stacks", post, log
         self._place = f"stacks/{folder.name}"
+        self.profiling = Profiling(link, storing, folder, post, log)
+        sampler.on_profiled = self.profiling.on_profiled
 
     def pulse(self, action: SamplePulse) -> None:
         """Say what the worker is about."""

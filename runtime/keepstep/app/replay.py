@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from keepstep.core.codec import (
 from keepstep.core.decide import decide, initial_state
 from keepstep.core.events import Event
 from keepstep.core.state import Decision, State
+from keepstep.core.values import frozen
 
 _UNSOUND = (Undecodable, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, AssertionError)
 """What reading a line may raise, or folding an event that never happened."""
@@ -30,7 +30,7 @@ class ReplayDiffers(Exception):
     """A turn came out otherwise than it was recorded."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ReplayedTurn:
     """One turn: its number, time (unix seconds), event, and what was decided, now as then."""
 

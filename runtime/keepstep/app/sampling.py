@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 from keepstep.adapters.clock import Clock, sleep
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.core import events as e
 from keepstep.core.events import Event, SlabSeal
+from keepstep.core.fingerprints import Fingerprint
+from keepstep.core.splits import Split
 from keepstep.core.stalls import Activity
+from keepstep.core.values import evolve
 from keepstep.ports import MetricsSink
 from keepstep_worker import wire as wires
 from keepstep_worker.wire import Progress, StepRecord
@@ -17,6 +21,11 @@ FIRST_EVERY_S = 0.2
 """Until the first step is seen: a recovery ends with it."""
 EVERY_S = 0.5
 """Afterwards: progress is no news, and each sample is a turn of the fold."""
+
+_WHY_MAX = 200
+
+_BETWEEN_NS = 1_000_000_000
+"""What lies between two steps and is longer is no part of the pace: an evaluation, a checkpoint of the script's."""
 
 Learn = Callable[[str, Mapping[str, object]], None]
 """Told what a worker says of its imports."""
@@ -37,12 +46,16 @@ class Sampler:
         self._in_a_loop = self._evaluates = False
         self._seen = Progress()
         self._seen_at = self._silent_s = 0.0
+        self._ended_ns = 0
+        self.on_profiled: Learn = lambda worker_id, message: None
+        """Called when a worker says that it was profiled."""
 
     def begin(self, worker_id: str, rank: int, restore_slab: int) -> None:
         """A worker is about to start."""
         self._worker_id, self._rank, self._stepped = worker_id, rank, False
         self._restore, self._in_a_loop, self._evaluates = restore_slab, False, False
         self._seen, self._seen_at, self._silent_s = Progress(), self._clock.now(), 0.0
+        self._ended_ns = 0
         self._seal = max((seal.sequence for seal in self._link.seals()), default=0)
         self._metrics.forget_ranks()
 
@@ -69,8 +82,15 @@ class Sampler:
             case "joined":
                 self._in_a_loop = message.get("how") == "loop"
                 self._post(e.WorkerJoined(worker_id, str(message.get("how"))))
+            case "divides":
+                self._post(e.WorkerDivides(worker_id))
+            case "fingerprint":
+                value, why = str(message.get("value") or ""), str(message.get("why") or "")[:_WHY_MAX]
+                self._post(e.WorkerFingerprinted(worker_id, Fingerprint(_whole(message, "step"), value[:16], why)))
             case "imported" | "unfit":
                 self._learn(worker_id, message)
+            case "profiled":
+                self.on_profiled(worker_id, message)
             case "restored":
                 seconds, data_s = _real(message, "seconds"), _real(message, "data_s")
                 self._post(e.WorkerRestored(worker_id, _whole(message, "step"), seconds, data_s))
@@ -84,7 +104,9 @@ class Sampler:
     def sample(self) -> None:
         """Read the ring and the seals once."""
         self._look_at_seals()
-        records, _ = self._link.records()
+        records, lost = self._link.records()
+        if lost:
+            self._ended_ns = 0  # what lies between is unknown
         progress = self._link.progress()
         self._listen(progress)
         if records:
@@ -95,20 +117,31 @@ class Sampler:
             self._post(e.WorkerEvaluates(self._worker_id, evaluates))
 
     def _tell_steps(self, records: Sequence[StepRecord], progress: Progress) -> None:
+        split = split_of(records if self._stepped else records[1:], self._ended_ns)  # the first one is traced
+        step_s = mean_step_s(records, self._ended_ns)
+        self._ended_ns = records[-1].end_ns
         if not self._stepped:
             self._stepped = True
             at = self._clock.to_unix(records[0].end_ns / 1e9)
             self._post(e.FirstStepCompleted(self._worker_id, records[0].step, at))
-        split = split_of(records)
-        waited_s = 0.0 if split is None else split[1] * len(records)
+        waited_s = 0.0 if split is None else split.wait_s * len(records)
+        splits = self._splits(split)
         self._post(e.StepsSampled(
-            self._worker_id, progress.entered_step, records[-1].step, round(mean_step_s(records), 6),
-            round(progress.snapshot_ns / 1e9, 6), round(waited_s, 6),
+            self._worker_id, progress.entered_step, records[-1].step, round(step_s, 6),
+            round(progress.snapshot_ns / 1e9, 6), round(waited_s, 6), splits,
         ))  # fmt: skip
         self._metrics.step(records[-1].step)
-        if split is not None:
-            own_work_s, wait_s, data_wait_s = split
-            self._metrics.step_split(self._rank, own_work_s=own_work_s, wait_s=wait_s, data_wait_s=data_wait_s)
+        for each in splits:
+            self._metrics.step_split(each.rank if each.rank >= 0 else self._rank, each)
+
+    def _splits(self, own: Split | None) -> tuple[Split, ...]:
+        """Where the steps of all ranks of this host went, as far as that was measured."""
+        found = [] if own is None else [evolve(own, rank=self._link.first_rank)]
+        for rank, records in self._link.records_of_others().items():
+            split = split_of(records[1:], records[0].end_ns)
+            if split is not None:
+                found.append(evolve(split, rank=rank))
+        return tuple(found)
 
     def pulse(self) -> tuple[Activity, float]:
         """What the worker is about, and for how many seconds of looking it has published nothing."""
@@ -151,23 +184,44 @@ def activity_of(progress: Progress, stepped: bool, in_a_loop: bool) -> Activity:
     return Activity.PAUSE if between or in_a_loop else Activity.STEP
 
 
-def mean_step_s(records: Sequence[StepRecord]) -> float:
-    """Seconds from the end of one step to the end of the next, or from start to end where there is but one record."""
+def mean_step_s(records: Sequence[StepRecord], ended_ns: int = 0) -> float:
+    """Seconds from the end of one step to the end of the next.
+
+    Of a single record from its start, where it is not known when the step before it ended (`ended_ns`), or that was so
+    long ago that something else lay between.
+    """
     if len(records) > 1:
         return max(0.0, (records[-1].end_ns - records[0].end_ns) / (len(records) - 1) / 1e9)
-    return max(0.0, (records[0].end_ns - records[0].start_ns) / 1e9)
+    start_ns = records[0].start_ns
+    begun_ns = ended_ns if ended_ns > 0 and start_ns - ended_ns < _BETWEEN_NS else start_ns
+    return max(0.0, (records[0].end_ns - begun_ns) / 1e9)
 
 
-def split_of(records: Sequence[StepRecord]) -> tuple[float, float, float] | None:
-    """Mean seconds of own work, of waiting for others and of waiting for data; None where gradients are not timed."""
-    timed = [r for r in records if r.gradients_ready_ns and r.start_ns]
-    if not timed:
+def split_of(records: Sequence[StepRecord], ended_ns: int = 0) -> Split | None:
+    """Where the time of the steps went, over those whose gradients were timed; None where there are none.
+
+    Args:
+        records: in order, without gaps.
+        ended_ns: when the step before the first of them ended, 0 where that is not known.
+    """
+    timed = [_parts(r) for r in records if r.gradients_ready_ns and r.start_ns]
+    several = any(after.step > before.step + 1 for before, after in pairwise(records))
+    if not timed or several:  # of several steps in one execution only the last one's moments are known
         return None
-    begun = [max(r.start_ns, r.data_ready_ns) for r in timed]
-    own = sum(max(0, r.gradients_ready_ns - b) for r, b in zip(timed, begun, strict=True))
-    wait = sum(max(0, r.end_ns - max(r.gradients_ready_ns, b)) for r, b in zip(timed, begun, strict=True))
-    data = sum(b - r.start_ns for r, b in zip(timed, begun, strict=True))
-    return own / len(timed) / 1e9, wait / len(timed) / 1e9, data / len(timed) / 1e9
+    begins = [record.start_ns for record in records]
+    ends = [ended_ns or records[0].start_ns, *(record.end_ns for record in records[:-1])]
+    rest_ns = sum(max(0, begin - end) for begin, end in zip(begins, ends, strict=True))
+    data_s, compute_s, wait_s = (round(sum(part) / len(timed) / 1e9, 7) for part in zip(*timed, strict=True))
+    return Split(records[-1].step, len(timed), data_s, compute_s, wait_s, round(rest_ns / len(records) / 1e9, 7))
+
+
+def _parts(record: StepRecord) -> tuple[int, int, int]:
+    """Nanoseconds of a step for data, for its own computing, and for waiting: to agree on the batch, and at the end."""
+    data_ready_ns = max(record.start_ns, record.data_ready_ns)
+    begun_ns = max(data_ready_ns, record.begun_ns)
+    ready_ns = max(begun_ns, record.gradients_ready_ns)
+    waited_ns = begun_ns - data_ready_ns + max(0, record.end_ns - ready_ns)
+    return data_ready_ns - record.start_ns, ready_ns - begun_ns, waited_ns
 
 
 def _whole(message: dict[str, object], name: str) -> int:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from keepstep import kernel
@@ -21,6 +21,7 @@ from keepstep.core.job import JobSpec, first_etcd_hosts
 from keepstep.core.launch.mpi import LAUNCHED
 from keepstep.core.launch.parameter_server import SERVED
 from keepstep.core.policy import Policy
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError
 from keepstep.intake.contract import (
     BASE,
@@ -38,7 +39,7 @@ from keepstep.intake.contract import (
 from keepstep.intake.policy import load_policy
 
 
-@dataclass(frozen=True)
+@frozen
 class Setup:
     """Everything that was read before the loop begins."""
 
@@ -109,6 +110,7 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         evaluates=policy.launch.evaluator == "on",
         feeders=parts.feeders,
         idle=parts.idle,
+        machine=options.machine if options.machine is not None else kernel.boot_id(),
         mpi=read_mpi(
             contract, strategy, policy.launch.ranks, gpus, len(parts.trainers), has_program(SMDDPRUN, environ)
         ),

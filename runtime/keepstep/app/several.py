@@ -33,17 +33,17 @@ class Several:
     """
 
     def __init__(self, setup: Setup, init: InitLink, log: Callable[[str], None]) -> None:
-        """Begin to listen where hosts can prove themselves."""
+        """Begin to listen."""
         self._setup, self._init, self._log = setup, init, log
-        self._listener = listen(setup.job.address) if setup.has_trust else None
+        self._listener = listen(setup.job.address)
         self._trust: Trust | None = None
         self._coordinator: EtcdCoordinator | None = None
         self.members: Members | None = None
 
     @property
     def port(self) -> int:
-        """Where other hosts get what is in this one's slabs; 0: nowhere."""
-        return 0 if self._listener is None else int(self._listener.getsockname()[1])
+        """Where other hosts get what is in this one's slabs, if they can prove themselves, and try the line to it."""
+        return int(self._listener.getsockname()[1])
 
     async def open(self, job: JobSpec) -> EtcdCoordinator:
         """Reach etcd, the member of this host started first.
@@ -71,9 +71,9 @@ class Several:
         return self._coordinator
 
     def give(self, storing: Storing, wire_fd: int) -> None:
-        """Have the uploader give others what is in the slabs."""
-        if self._listener is not None and self._trust is not None:
-            storing.give(Giving(self._listener, tls_files(self._trust.folder)), wire_fd)
+        """Have the uploader give others what is in the slabs, where they can prove themselves."""
+        files = None if self._trust is None else tls_files(self._trust.folder)
+        storing.give(Giving(self._listener, files), wire_fd)
 
     def keep(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[Any]]:
         """Begin what goes on beside the node: certificates are made anew where the authority is another one."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from keepstep.adapters.clock import monotonic_ns, sleep
@@ -17,21 +17,29 @@ from keepstep.core import events as e
 from keepstep.core.events import Event, Head, SlabSeal
 from keepstep.core.policy import Policy
 from keepstep.core.records import StoredObject
+from keepstep.core.values import frozen
 from keepstep.intake.contract import Contract
 from keepstep.ports import TlsFiles
 
+_LOOKS, _LOOK_S = 6, 5.0
+"""So often, and so far apart, an uploader is found silent before it is ended. One that reads its commands answers soon,
+however busy it is: each kind of them has a thread of its own.
+"""
 _RESTART_S = 0.2
 _STORE_AGAIN_S = 2.0
 _DECIDED = ("corrupt", "missing", "fenced", "conflict", "stuck")
 """Errors that mean something of their own to whoever asked."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Giving:
-    """With what the uploader gives other hosts the bytes of slabs: a socket that listens, and this node's files."""
+    """With what the uploader gives other hosts the bytes of slabs: a socket that listens, and this node's files.
+
+    Without files it gives nothing, and answers where a line is measured.
+    """
 
     listener: socket.socket
-    tls: TlsFiles
+    tls: TlsFiles | None
 
 
 def local_folder(wanted: str, contract: Contract) -> str:
@@ -77,6 +85,25 @@ class Storing:
 
     async def run(self) -> None:
         """Keep an uploader running. Never ends."""
+        await asyncio.gather(self._keep(), self._mind())
+
+    async def _mind(self) -> None:
+        """End an uploader that answers nothing any more: what was asked of it is asked of the next one."""
+        while True:
+            await sleep(_LOOK_S)
+            answer = asyncio.ensure_future(self._call({"command": "ping"}))
+            looks = 0
+            while looks < _LOOKS and not answer.done():  # one may be over because the agent itself was held up
+                await asyncio.wait({answer}, timeout=_LOOK_S)
+                looks += 1
+            if answer.done():
+                answer.exception()  # UploaderGone: another one is started anyway
+                continue
+            self._log(f"the uploader has not answered for {_LOOKS * _LOOK_S:.0f} s")
+            answer.cancel()
+            await self._client.stop()
+
+    async def _keep(self) -> None:
         while True:
             self._again.clear()
             try:
@@ -101,13 +128,14 @@ class Storing:
         giving = self._giving
         if giving is None:
             return
-        files = {"ca": str(giving.tls.ca), "cert": str(giving.tls.cert), "key": str(giving.tls.key)}
+        tls = giving.tls
+        files = {} if tls is None else {"ca": str(tls.ca), "cert": str(tls.cert), "key": str(tls.key)}
         await self._call({"command": "seals"}, self._wire_fd)
         await self._call({"command": "listen", **files}, giving.listener.fileno())
 
     async def _offer(self, slab: int, fd: int, step: int, digest: str, size_bytes: int) -> None:
         """Let other hosts have a verified slab; where that fails they go to the store."""
-        if self._giving is None:
+        if self._giving is None or self._giving.tls is None:
             return
         command = {"command": "offer", "slab": slab, "step": step, "digest": digest, "size_bytes": size_bytes}
         try:

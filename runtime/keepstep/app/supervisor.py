@@ -18,7 +18,12 @@ from keepstep.core.reasons import Reason
 from keepstep.core.state import Decision, State
 
 INBOX_MAX = 10_000
-QUIET = frozenset({Reason.NOTHING_TO_DO, Reason.STALE_REVISION, Reason.SNAPSHOT_SEALED, Reason.SNAPSHOT_VERIFIED})
+QUIET = frozenset(
+    {
+        Reason.NOTHING_TO_DO, Reason.STALE_REVISION, Reason.SNAPSHOT_SEALED, Reason.SNAPSHOT_VERIFIED,
+        Reason.PREFLIGHT_AWAITED,
+    }
+)  # fmt: skip
 
 
 class Supervisor:

@@ -11,7 +11,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from keepstep.adapters.uploader import UploaderClient, UploaderGone
 from keepstep.app.launching import TLS_FOLDER
 from keepstep.app.members import Members, Site
 from keepstep.core.state import State
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError, ExitCode, QuorumError, StoreRefusedError
 from keepstep.ports import TlsFiles
 
@@ -49,7 +49,7 @@ class _StoreAway(Exception):
     """The store does not answer now."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Trust:
     """One node's part in its job's trust.
 

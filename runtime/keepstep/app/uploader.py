@@ -13,7 +13,8 @@ Where `ok` is false, `error` is one of ERRORS and `detail` says more.
     compare generation, step, run, digests                                        differ: ranks, and tensors of theirs
     fetch   manifest, rank, world, [peers] + fd of an empty file  step, size_bytes, replicated, local, brought, trouble
     seals   + fd of the control page                where it is seen which slabs are still what they were
-    listen  ca, cert, key + fd of a socket          other hosts may have from now on what is offered
+    listen  [ca, cert, key] + fd of a socket        other hosts may have from now on what is offered, and try this line
+    try     peers                                   links: {peer, sent, received, ahead_s} or {peer, error}
     offer   slab, step, digest, size_bytes + fd     offered: false where the slab is not sealed with that step any more
     watch   wait_s                                  edition, sets, trouble, once there is one after the one named
     settle                                          edition, sets, trouble, after a look at the folder
@@ -25,6 +26,9 @@ Where `ok` is false, `error` is one of ERRORS and `detail` says more.
     forget  etag                                    removed: false where another authority is there
     note    place, text or file                     for people, or for the next attempt
     recall  place                                   text; null where nothing was noted there
+    cordons                                         cordons: what, host, by, why, at; the oldest first
+    cordon  cordons, lifted                         once the list has these, and not those
+    ping                                            to show that commands are read
     notices                                         spot_at, rebalance; away where no metadata service answers
 
 Each family of commands has a thread of its own, so that none waits behind another's bytes.
@@ -49,12 +53,13 @@ from typing import Any, Final, NoReturn
 
 from keepstep.adapters import clock
 from keepstep.adapters.uploader import IN_FLIGHT_MAX, PacketError, receive_packet, send_packet
+from keepstep.app import papers
 from keepstep.app.connecting import connect_store, s3_settings
 from keepstep.app.filing import Filing, Stuck
-from keepstep.app.giving import Giving, InvalidCommand, number, text
-from keepstep.checkpoint import authority, commit, restore, retention, tables, upload
+from keepstep.app.giving import Giving, InvalidCommand, number, text, wanted
+from keepstep.checkpoint import commit, restore, retention, tables, upload
 from keepstep.checkpoint.digests import ShortSlab
-from keepstep.checkpoint.keys import ManifestName, files_line, is_job, is_run, note_key
+from keepstep.checkpoint.keys import ManifestName, files_line, is_job, is_run
 from keepstep.checkpoint.manifest import build_manifest, parse_stored_object
 from keepstep.checkpoint.peering import Peers
 from keepstep.checkpoint.probe import probe_store
@@ -78,12 +83,11 @@ be written; invalid: no such command."""
 LANES: Final = {
     "open": "head", "head": "head", "verify": "verify", "upload": "upload", "commit": "commit", "fetch": "fetch",
     "sweep": "sweep", "compare": "sweep", "trust": "head", "entrust": "head", "forget": "head",
-    "note": "sweep", "recall": "head",
+    "ping": "ping", "note": "sweep", "recall": "head", "cordons": "papers", "cordon": "papers",
     "watch": "watch", "settle": "files", "keep": "files", "put_back": "files",
-    "seals": "verify", "listen": "verify", "offer": "verify", "notices": "notices",
+    "seals": "verify", "listen": "verify", "offer": "verify", "notices": "notices", "try": "try",
 }  # fmt: skip
 NICENESS = 10
-_NOTE_BYTES_MAX = 4 << 20
 EXIT_BUG = 70
 PR_SET_PDEATHSIG = 1
 _FAMILIES: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...]] = (
@@ -120,29 +124,27 @@ class Uploader:
             case "head":
                 return self._head(command)
             case "verify":
-                return self._verify(command, _wanted(fd))
+                return self._verify(command, wanted(fd))
             case "upload":
-                return self._upload(command, _wanted(fd))
+                return self._upload(command, wanted(fd))
             case "commit":
                 return self._commit(command)
             case "compare":
                 return self._compare(command)
             case "fetch":
-                return self._fetch(command, _wanted(fd))
-            case "seals" | "listen" | "offer" as what:
-                return self._giving.perform(what, command, _wanted(fd))
+                return self._fetch(command, wanted(fd))
+            case "seals" | "listen" | "offer" | "try" as what:
+                return self._giving.perform(what, command, fd)
             case "watch" | "settle" | "keep" | "put_back" as what:
                 return self._files(what, command)
             case "sweep":
                 return self._sweep(command)
-            case "trust" | "entrust" | "forget" as what:
-                return self._authority(what, command)
-            case "note":
-                return self._note(command)
-            case "recall":
-                return self._recall(command)
+            case "trust" | "entrust" | "forget" | "note" | "recall" | "cordons" | "cordon" as what:
+                return papers.perform(what, command, *self._opened())
             case "notices":
                 return self._notices()
+            case "ping":
+                return {}
             case other:
                 raise InvalidCommand(f"no command {other!r}")
 
@@ -188,34 +190,6 @@ class Uploader:
         if what == "put_back":
             return self._filing.put_back(command, lambda: self._opened()[0], job)
         return self._filing.keep(command, *self._opened())
-
-    def _authority(self, what: str, command: Mapping[str, Any]) -> dict[str, object]:
-        store, job = self._opened()
-        if what == "trust":
-            found = authority.read_authority(store, job)
-            return {"authority": found and found[0], "etag": found and found[1]}
-        if what == "forget":
-            return {"removed": authority.remove_authority(store, job, text(command, "etag"))}
-        replaces = text(command, "replaces") if command.get("replaces") is not None else None
-        return {"written": authority.put_authority(store, job, text(command, "authority"), replaces)}
-
-    def _note(self, command: Mapping[str, Any]) -> dict[str, object]:
-        store, job = self._opened()
-        if "file" in command:
-            with open(text(command, "file"), "rb") as file:
-                content = file.read(_NOTE_BYTES_MAX)
-        else:
-            content = text(command, "text").encode()
-        store.put(note_key(job, text(command, "place")), content)
-        return {}
-
-    def _recall(self, command: Mapping[str, Any]) -> dict[str, object]:
-        store, job = self._opened()
-        try:
-            content = store.read(note_key(job, text(command, "place")), _NOTE_BYTES_MAX)
-        except NotFound:
-            return {"text": None}
-        return {"text": content.decode(errors="replace")}
 
     def _verify(self, command: Mapping[str, Any], fd: int) -> dict[str, object]:
         measured = upload.measure_slab(fd, number(command, "size_bytes"))
@@ -269,16 +243,16 @@ class Uploader:
     def _sweep(self, command: Mapping[str, Any]) -> dict[str, object]:
         store, job = self._opened()
         generation = number(command, "generation") if "generation" in command else None
-        wanted = retention.Retention(
+        keep = retention.Retention(
             number(command, "keep_last"),
             number(command, "keep_every"),
             _texts(command, "restoring"),
             number(command, "grace_s") if "grace_s" in command else retention.GRACE_S,
         )
-        if wanted.keep_last < 1:
+        if keep.keep_last < 1:
             raise InvalidCommand("keep_last must be 1 or more")
-        swept = retention.sweep(store, job, generation, wanted, clock.unix_time())
-        files = self._filing.sweep(store, job, wanted.keep_last)
+        swept = retention.sweep(store, job, generation, keep, clock.unix_time())
+        files = self._filing.sweep(store, job, keep.keep_last)
         return {name: count + getattr(files, name) for name, count in asdict(swept).items()}
 
     def _notices(self) -> dict[str, object]:
@@ -350,12 +324,6 @@ def _run(command: Mapping[str, Any]) -> str:
     if not is_run(run):
         raise InvalidCommand(f"{run!r} can not be a run's nonce")
     return run
-
-
-def _wanted(fd: int | None) -> int:
-    if fd is None:
-        raise InvalidCommand("a descriptor is wanted")
-    return fd
 
 
 def _family(error: Exception) -> str:

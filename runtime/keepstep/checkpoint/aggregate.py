@@ -14,7 +14,6 @@ import operator
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from keepstep.checkpoint.digests import crc32c
 from keepstep.checkpoint.manifest import StoredObject
@@ -26,6 +25,7 @@ from keepstep.checkpoint.safetensors import (
     parse_layout,
     parse_tensors,
 )
+from keepstep.core.values import frozen
 from keepstep.ports.store import ObjectStore
 
 AGGREGATED, DIFFERS = "aggregated", "differs"
@@ -165,7 +165,7 @@ class _Source:
         return got
 
 
-@dataclass(frozen=True)
+@frozen
 class _Table:
     """Where the local tensors lie in one rank's object: behind the head, as if there were no replicated ones."""
 

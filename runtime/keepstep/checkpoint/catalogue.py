@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from keepstep.checkpoint.commit import put_manifest, read_head, read_manifest
@@ -13,12 +12,13 @@ from keepstep.checkpoint.keys import ManifestName, files_line, head_key, is_job,
 from keepstep.checkpoint.manifest import Manifest, StoredObject
 from keepstep.checkpoint.strict_json import MalformedDocument
 from keepstep.checkpoint.tables import read_table, write_table
+from keepstep.core.values import frozen
 from keepstep.ports.store import NotFound, ObjectStore, PreconditionFailed
 
 Document = TypeVar("Document", Manifest, FilesManifest)
 
 
-@dataclass(frozen=True)
+@frozen
 class Listed(Generic[Document]):
     """One checkpoint of a job.
 
@@ -80,7 +80,7 @@ def _listed(
     return tuple(found)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Elsewhere:
     """An object of another store as a body to put; read anew whenever it is asked for."""
 

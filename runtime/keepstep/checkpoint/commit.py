@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from keepstep.checkpoint.keys import head_key, manifests_prefix, parse_manifest_key
@@ -23,6 +23,7 @@ from keepstep.checkpoint.manifest import (
     parse_manifest,
 )
 from keepstep.checkpoint.strict_json import MalformedDocument
+from keepstep.core.values import frozen
 from keepstep.ports.store import Conflict, NotFound, ObjectStore, PreconditionFailed
 
 ATTEMPTS = 16
@@ -64,7 +65,7 @@ class StaleStep(Exception):
     """HEAD holds a later step of this generation already, or another state of this very step."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Seen:
     """HEAD as it was read, and the etag to swap it by; both None where it is absent."""
 

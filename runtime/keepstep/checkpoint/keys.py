@@ -7,6 +7,7 @@
 <job>/objects/g<generation>/s<step>/tensors-<rank>.<run>    the CRCs of a rank's tensors; no manifest names it
 <job>/probe/<nonce>                                written and removed when a store is opened
 <job>/trust/authority.json                         by what the hosts know each other; removed at the end of the job
+<job>/cordons/<GPU's UUID, or boot id>.json        what is to take no part in the job, whatever host has it
 <job>/notes/goodput/<host>.json                    where a host's time went, in all attempts so far
 <job>/notes/stacks/<host>/generation-<number>-rank-<rank>.txt     what a worker that stood still was doing
 
@@ -80,6 +81,15 @@ def note_key(job: str, place: str) -> str:
     """Key of something that is kept for people, or for the next attempt; names of hosts may have any letters."""
     parts = [_NOT_IN_KEYS.sub("_", part).lstrip(".") or "_" for part in place.split("/")]
     return "/".join([job, "notes", *parts])
+
+
+def cordons_prefix(job: str) -> str:
+    return f"{job}/cordons/"
+
+
+def cordon_key(job: str, what: str) -> str:
+    """Key of the entry of a GPU, or of a machine, that is cordoned."""
+    return f"{cordons_prefix(job)}{_NOT_IN_KEYS.sub('_', what).lstrip('.') or '_'}.json"
 
 
 def manifests_prefix(job: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from keepstep.checkpoint.digests import combine_crc32c, format_digest, is_digest
 from keepstep.checkpoint.keys import ManifestName, is_job, is_run, parse_manifest_key, parse_object_key
@@ -21,6 +21,7 @@ from keepstep.checkpoint.strict_json import (
     parse_version,
     write_canonical,
 )
+from keepstep.core.values import frozen
 
 VERSION = 1
 MANIFEST_BYTES_MAX = 64 << 20
@@ -37,7 +38,7 @@ _HEAD_FIELDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@frozen
 class StoredObject:
     """One object of a checkpoint.
 
@@ -58,7 +59,7 @@ class StoredObject:
     crc32c: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Manifest:
     """A checkpoint: one completed step of all ranks, whole.
 
@@ -113,7 +114,7 @@ class Manifest:
         return write_canonical({**document, "sha256": hashlib.sha256(write_canonical(document)).hexdigest()})
 
 
-@dataclass(frozen=True)
+@frozen
 class Head:
     """The newest committed checkpoint, and the generation and run that alone may commit the next one.
 

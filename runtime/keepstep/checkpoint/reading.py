@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from keepstep.checkpoint.digests import crc32c
 from keepstep.checkpoint.manifest import Manifest, StoredObject
 from keepstep.checkpoint.receiving import receive
 from keepstep.checkpoint.restore import STREAMS, CorruptObject, read_head_bytes
 from keepstep.checkpoint.safetensors import MalformedSlab, StoredTensor, parse_layout, parse_tensors
+from keepstep.core.values import frozen
 from keepstep.ports.store import NotFound, ObjectStore
 
 Told = Callable[[int], None]
 """Told of each number of bytes that was read."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Span:
     """Bytes of the slab from `begin` to `end`, which lie at `at` in an object."""
 
@@ -114,7 +114,7 @@ class StoredSlab:
         return found
 
 
-@dataclass(frozen=True)
+@frozen
 class Difference:
     """What became of one tensor between two checkpoints: `added`, `removed`, `reshaped` or `changed`."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from keepstep.checkpoint.aggregate import Aggregation, CorruptObject
 from keepstep.checkpoint.digests import combine_crc32c, file_crc32c, format_digest
@@ -12,6 +11,7 @@ from keepstep.checkpoint.manifest import Manifest, StoredObject
 from keepstep.checkpoint.peering import Peers
 from keepstep.checkpoint.receiving import Ranges, at_last, receive
 from keepstep.checkpoint.safetensors import MalformedSlab, parse_head_bytes, read_layout
+from keepstep.core.values import frozen
 from keepstep.ports.store import ObjectStore
 
 __all__ = ["CorruptObject", "Fetched", "NoRoom", "fetch", "read_head_bytes"]
@@ -27,7 +27,7 @@ class NoRoom(Exception):
     """The slab's memory can not be had."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Fetched:
     """The slab that was filled: its length, and digests of its regions as `verify` would give them."""
 

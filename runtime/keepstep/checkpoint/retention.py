@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 from keepstep.checkpoint.commit import Fenced, read_head, read_manifest
 from keepstep.checkpoint.keys import (
@@ -16,13 +15,14 @@ from keepstep.checkpoint.keys import (
     tensors_key,
 )
 from keepstep.checkpoint.strict_json import MalformedDocument
+from keepstep.core.values import frozen
 from keepstep.ports.store import NotFound, ObjectStore
 
 GRACE_S = 3600.0
 """Longer than any upload takes: what is younger may belong to a checkpoint that is being made."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Retention:
     """What to keep.
 
@@ -39,7 +39,7 @@ class Retention:
     grace_s: float = GRACE_S
 
 
-@dataclass(frozen=True)
+@frozen
 class Swept:
     """How much was removed."""
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from threading import Event
 from typing import TypeVar
 
+from keepstep.core.values import frozen
 from keepstep.ports.store import Body, Conflict, ObjectStat, ObjectStore, StoreUnavailable
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@frozen
 class Patience:
     """How often and how long; the waits double from `first_s` up to `longest_s`."""
 

@@ -10,8 +10,9 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeGuard
+
+from keepstep.core.values import frozen
 
 HEADER_BYTES_MAX = 100_000_000
 _PREFIX_BYTES = 8
@@ -27,7 +28,7 @@ class MalformedSlab(Exception):
     """A slab is not a safetensors file of keepstep's; the message says where it is wrong."""
 
 
-@dataclass(frozen=True)
+@frozen
 class SlabLayout:
     """The three regions of a slab, one behind the other."""
 
@@ -41,7 +42,7 @@ class SlabLayout:
         return self.head_bytes + self.replicated_bytes + self.local_bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class StoredTensor:
     """A tensor as a slab's head describes it; `start` and `stop` are bytes behind the head."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from keepstep.core.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Share:
     """A contiguous range of the replicated region."""
 

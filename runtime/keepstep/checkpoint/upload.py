@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from keepstep.checkpoint.digests import combine_crc32c, file_chunks, file_crc32c, format_digest
 from keepstep.checkpoint.keys import ManifestName, local_key, replicated_key
@@ -11,10 +10,11 @@ from keepstep.checkpoint.manifest import LOCAL, REPLICATED, StoredObject
 from keepstep.checkpoint.safetensors import SlabLayout, read_layout, read_slab
 from keepstep.checkpoint.shares import assign_share
 from keepstep.checkpoint.tables import Sums, write_table
+from keepstep.core.values import frozen
 from keepstep.ports.store import ObjectStore
 
 
-@dataclass(frozen=True)
+@frozen
 class SlabDigests:
     """What a slab holds, region by region, as digests that can be compared."""
 
@@ -23,7 +23,7 @@ class SlabDigests:
     local: str
 
 
-@dataclass(frozen=True)
+@frozen
 class UploadOrder:
     """Which part of which checkpoint to upload."""
 
@@ -35,7 +35,7 @@ class UploadOrder:
     """Length of the slab."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Uploaded:
     """What lies in the store now, and the digest of the whole replicated region, of which a share was uploaded."""
 
@@ -47,7 +47,7 @@ class Uploaded:
         return sum(stored.size_bytes for stored in self.objects)
 
 
-@dataclass(frozen=True)
+@frozen
 class FileRanges:
     """Parts of a file put one behind the other, read as they are asked for."""
 

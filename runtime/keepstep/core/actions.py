@@ -6,10 +6,13 @@ not asked for again. An action without one cannot fail in a way that the core co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from keepstep.core.gpu_events import KeptCordon
+from keepstep.core.preflight_events import CheckHost as CheckHost
+from keepstep.core.profiles import Profile
 from keepstep.core.records import Record, StoredObject
+from keepstep.core.values import frozen
 
 
 class Measure(StrEnum):
@@ -24,9 +27,13 @@ class Measure(StrEnum):
     CHECKPOINT_INTERVAL_S = "checkpoint_interval_s"
     COMMITTABLE = "committable"
     STORE_AVAILABLE = "store_available"
+    STRAGGLER = "straggler"
+    SLOW_ONCE = "slow_once"
+    PREFLIGHT_FLAW = "preflight_flaw"
+    REPEAT = "repeat"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GrantLease:
     """Ask for a lease and keep renewing it until it is lost or revoked."""
 
@@ -34,14 +41,14 @@ class GrantLease:
     ttl_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RevokeLease:
     """Give the lease back, and with it every record bound to it."""
 
     lease: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Put:
     """Write a record if its key still has revision `expect` (0: is absent, -1: whatever it has).
 
@@ -55,7 +62,7 @@ class Put:
     guard: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartWorker:
     """Start a process; `environment` is added to what the user's script gets anyway.
 
@@ -70,7 +77,7 @@ class StartWorker:
     standby: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartServer:
     """Start a process that serves the job's chief; `title` is what its output is marked with."""
 
@@ -80,7 +87,7 @@ class StartServer:
     environment: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartStandby:
     """Start a process that makes a worker's large imports and waits; `command` is a worker's without its script."""
 
@@ -88,14 +95,14 @@ class StartStandby:
     command: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StopWorker:
     """SIGKILL to the process group: the state is in the slab."""
 
     worker_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SignalWorker:
     """Forward a signal to the worker's process group."""
 
@@ -103,7 +110,7 @@ class SignalWorker:
     signal: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WriteOrders:
     """Publish in the control page what the worker is to do."""
 
@@ -114,9 +121,10 @@ class WriteOrders:
     snapshot_every: int
     restore_slab: int
     restore_step: int
+    fingerprint: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SampleEntered:
     """Read the step that a held worker has entered."""
 
@@ -124,7 +132,7 @@ class SampleEntered:
     worker_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SamplePulse:
     """Look at what a worker is about, and for how long it has shown no sign."""
 
@@ -132,7 +140,7 @@ class SamplePulse:
     worker_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CollectStacks:
     """Find out what a worker that stands still is doing, and keep the stacks of its threads with the job's output."""
 
@@ -142,7 +150,19 @@ class CollectStacks:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
+class ProfileWorker:
+    """Look at a rank of a worker that trains: a sample of its Python stacks, TensorFlow's profile of some steps."""
+
+    operation: str
+    worker_id: str
+    generation: int
+    host: str
+    rank: int
+    profile: Profile
+
+
+@frozen
 class AllocateSlabs:
     """Make slabs of this size, have init keep them, and hand them to the worker."""
 
@@ -150,7 +170,7 @@ class AllocateSlabs:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HandSlabs:
     """Hand existing slabs to the worker."""
 
@@ -159,21 +179,21 @@ class HandSlabs:
     slabs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DropSlabs:
     """Forget slabs and give their memory back."""
 
     slabs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClearSeal:
     """Declare a slab's content void: its step was never part of the world that goes on."""
 
     slab: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VerifySlab:
     operation: str
     slab: int
@@ -181,7 +201,7 @@ class VerifySlab:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UploadSnapshot:
     """Upload this rank's share of a sealed snapshot."""
 
@@ -195,7 +215,7 @@ class UploadSnapshot:
     world_size: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CommitCheckpoint:
     """Claim HEAD for the generation, write the manifest if absent, and swap HEAD."""
 
@@ -208,7 +228,7 @@ class CommitCheckpoint:
     objects: tuple[StoredObject, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CompareReplicas:
     """Count a divergence, and find out which hosts hold which tensors otherwise than most do.
 
@@ -221,7 +241,7 @@ class CompareReplicas:
     shares: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReadHead:
     """Read HEAD, leaving out manifests that were found corrupt.
 
@@ -236,7 +256,7 @@ class ReadHead:
     files: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FetchSnapshot:
     """Bring a committed checkpoint into a slab of its own, verified.
 
@@ -251,7 +271,7 @@ class FetchSnapshot:
     peers: tuple[tuple[str, str, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KeepFiles:
     """Upload an edition of the script's own files and commit it for a generation."""
 
@@ -261,7 +281,7 @@ class KeepFiles:
     run: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SettleFiles:
     """Go over the script's folder now, and copy what is new and whole."""
 
@@ -269,7 +289,7 @@ class SettleFiles:
     mark: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PutBackFiles:
     """Have the script's folder hold what a manifest says (empty: none), and nothing newer or torn.
 
@@ -282,12 +302,21 @@ class PutBackFiles:
     own: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
+class KeepCordons:
+    """Have the store's list of cordons say `cordons`, and nothing any more of what is in `lifted`."""
+
+    operation: str
+    cordons: tuple[KeptCordon, ...] = ()
+    lifted: tuple[str, ...] = ()
+
+
+@frozen
 class SweepStore:
     """Delete what retention lets go."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Report:
     """One measurement."""
 
@@ -296,28 +325,28 @@ class Report:
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WriteFailure:
     """Write the failure file; cause and hint come first, since the platform shows 1,024 characters."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WatchAll:
     """Read and watch what members say of themselves, too; a ClusterRead that is whole is the answer."""
 
     operation: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ForgetRecords:
     """Delete the records whose keys begin with `prefix`: nobody needs them any more. What fails is left."""
 
     prefix: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JoinEtcd:
     """Start an etcd member here, for the one that was on the host `leaving`; `hosts` are all from then on."""
 
@@ -326,7 +355,7 @@ class JoinEtcd:
     hosts: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UseEtcd:
     """Ask the etcd on these hosts from now on."""
 
@@ -338,5 +367,5 @@ Action = (
     | AllocateSlabs | HandSlabs | DropSlabs | ClearSeal | VerifySlab | UploadSnapshot | CommitCheckpoint | ReadHead
     | FetchSnapshot | SweepStore | Report | WriteFailure | ForgetRecords | JoinEtcd | UseEtcd
     | WatchAll | CompareReplicas | KeepFiles | SettleFiles | PutBackFiles | StartStandby
-    | SamplePulse | CollectStacks | StartServer
+    | SamplePulse | CollectStacks | ProfileWorker | StartServer | KeepCordons | CheckHost
 )  # fmt: skip

@@ -190,6 +190,7 @@ def orders_for(turn: Turn) -> WriteOrders | None:
         snapshot_every=generation.snapshot_every,
         restore_slab=restore_slab,
         restore_step=restore_step,
+        fingerprint=generation.repeat.step,
     )
 
 

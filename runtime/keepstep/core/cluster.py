@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keepstep.core import pace
+from keepstep.core import gpus, pace, preflight
 from keepstep.core.actions import ForgetRecords, Measure, Report
 from keepstep.core.events import ClusterRead, PutRefused, RecordGone, RecordPut, RecordSeen
 from keepstep.core.facts import Recovery
+from keepstep.core.preflight_records import PreflightPlan, PreflightRecord
 from keepstep.core.reasons import Reason
 from keepstep.core.records import (
     AckRecord,
@@ -97,6 +98,7 @@ def on_record_gone(turn: Turn, event: RecordGone) -> None:
                 turn.set(cluster=with_node(turn.state.cluster, name, None))
             if name not in turn.state.cluster.nodes:
                 _set_presence(turn, name, present=False)
+                preflight.doubt(turn, name)
         case "status":
             if name in cluster.statuses and cluster.statuses[name].revision <= event.revision:
                 turn.set(cluster=with_status(turn.state.cluster, name, None))
@@ -106,6 +108,11 @@ def on_record_gone(turn: Turn, event: RecordGone) -> None:
             turn.set_cluster(orders=without(cluster.orders, name))
         case "cordons":
             turn.set_cluster(cordons=without(cluster.cordons, name))
+            if name not in turn.state.cluster.cordons:
+                gpus.on_uncordoned(turn, name)
+            preflight.doubt(turn, name)
+        case "checks":
+            turn.set_cluster(checks=without(cluster.checks, name))
         case "acks":
             turn.set_cluster(acks=without(cluster.acks, key))
         case "uploads":
@@ -115,6 +122,8 @@ def on_record_gone(turn: Turn, event: RecordGone) -> None:
             turn.set_cluster(leader=None)
         case "etcd" if cluster.etcd is not None and cluster.etcd.revision <= event.revision:
             turn.set_cluster(etcd=None)
+        case "preflight" if cluster.plan is not None and cluster.plan.revision <= event.revision:
+            turn.set_cluster(plan=None)
         case "generation" if cluster.generation is not None and cluster.generation.revision <= event.revision:
             turn.set(cluster=with_generation(turn.state.cluster, None))
         case _:
@@ -127,6 +136,7 @@ def _take(turn: Turn, record: Record, revision: int) -> None:
         case NodeRecord():
             turn.set(cluster=with_node(cluster, record.host, Seen(record, revision)))
             _set_presence(turn, record.host, present=True)
+            preflight.look_again(turn)
         case LeaderRecord():
             turn.set_cluster(leader=Seen(record, revision))
         case GenerationRecord():
@@ -145,6 +155,11 @@ def _take(turn: Turn, record: Record, revision: int) -> None:
             turn.set_cluster(cordons={**cluster.cordons, record.host: Seen(record, revision)})
         case EtcdRecord():
             turn.set_cluster(etcd=Seen(record, revision))
+        case PreflightPlan():
+            turn.set_cluster(plan=Seen(record, revision))
+            preflight.note_plan(turn, record)
+        case PreflightRecord():
+            turn.set_cluster(checks={**cluster.checks, record.host: Seen(record, revision)})
 
 
 def _set_presence(turn: Turn, host: str, present: bool) -> None:
@@ -207,6 +222,7 @@ def _take_ready(turn: Turn, record: GenerationRecord) -> None:
     turn.do(Report(Measure.GENERATION, record.number))
     if record.root is not None:
         turn.do(Report(Measure.RESTART, 1, record.root.cause.value))
+    if record.root is not None or record.lost_steps:
         turn.do(Report(Measure.LOST_STEPS, record.lost_steps))
     if state.failure is not None and state.failure_generation < record.number:
         turn.set(failure=None)

@@ -17,6 +17,7 @@ from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
 from keepstep.core.records import GenerationRecord, Record
 from keepstep.core.state import Decision, State
+from keepstep.core.values import names_of
 from keepstep.core.view import Cluster, Seen
 
 _READ: dict[str, Any] = {
@@ -26,8 +27,10 @@ _READ: dict[str, Any] = {
     "state": State,
     "policy": Policy,
 }
-_VARYING = tuple(name for name in State.__slots__ if name not in ("job", "policy", "cluster"))
-_TABLES = ("absent", "sighted", "cluster.nodes", "cluster.acks", "cluster.statuses", "cluster.uploads")
+_VARYING = tuple(name for name in names_of(State) if name not in ("job", "policy", "cluster"))
+_TABLES = (
+    "absent", "sighted", "cluster.nodes", "cluster.acks", "cluster.statuses", "cluster.uploads", "cluster.checks",
+)  # fmt: skip
 
 
 class Undecodable(Exception):
@@ -106,7 +109,7 @@ class Digests:
         state = decision.state
         parts = [_digest((event, now, decision.actions))]
         parts += [self._part(name, getattr(state, name)) for name in _VARYING]
-        parts += [self._part(f"cluster.{name}", getattr(state.cluster, name)) for name in Cluster.__slots__]
+        parts += [self._part(f"cluster.{name}", getattr(state.cluster, name)) for name in names_of(Cluster)]
         return f"{_digest(parts):016x}"
 
     def _part(self, name: str, value: object) -> int:

@@ -33,7 +33,7 @@ def check(policy: Policy) -> None:
     """
     _check_times(policy)
     _check_sources(policy.interruption)
-    _check_hosts(policy.elastic.hosts)
+    _check_hosts(policy.elastic.hosts, policy.elastic.spares)
     _check_cadences(policy.checkpoint)
     _check_rules(policy.failures)
     _check_ports(policy.coordination, policy.telemetry)
@@ -59,7 +59,9 @@ def _check_sources(interruption: Interruption) -> None:
         raise Contradiction("interruption.on", f"found {', '.join(interruption.on)}", "sigterm, and others once each")
 
 
-def _check_hosts(hosts: Hosts) -> None:
+def _check_hosts(hosts: Hosts, spares: int) -> None:
+    if spares and hosts.max != "all":
+        raise Contradiction("elastic.spares", f"found {spares}, and elastic.hosts.max", "one of the two")
     if hosts.max != "all" and (hosts.min == "all" or hosts.min > hosts.max):
         raise Contradiction("elastic.hosts.min", f"found {hosts.min}", f"no more than elastic.hosts.max, {hosts.max}")
 

@@ -16,14 +16,20 @@ from keepstep.core import (
     cluster,
     files,
     generations,
+    gpus,
     hang,
+    health,
     interruption,
     leaving,
     membership,
+    preflight,
+    profiling,
     quorum,
+    repeats,
     saving,
     servers,
     standby,
+    stragglers,
     workers,
 )
 from keepstep.core import events as e
@@ -70,6 +76,9 @@ def _on_operation_failed(turn: Turn, event: e.OperationFailed) -> None:
 def _on_store_refused(turn: Turn, event: e.StoreRefused) -> None:
     """The store said no for good. Before anything trained, that ends the job; later it is an alarm."""
     turn.landed(event.operation, turn.now + 30.0)
+    if event.operation == gpus.KEEPING:  # a list that can not be written is no reason to save nothing any more
+        turn.because(Reason.OPERATION_FAILED, event.detail)
+        return
     checkpoints.release_upload(turn, event.operation)
     turn.set_store(refused=event.detail, available=False, failing_since=turn.state.store.failing_since or turn.now)
     turn.do(Report(Measure.STORE_AVAILABLE, 0.0), Reason.STORE_REFUSES, event.detail)
@@ -101,11 +110,14 @@ ABSORB: dict[type, Callable[[Turn, Any], None]] = {
     e.StandbyReady: standby.on_standby_ready,
     e.StandbyGone: standby.on_standby_gone,
     e.WorkerJoined: workers.on_worker_joined,
+    e.WorkerDivides: workers.on_worker_divides,
+    e.WorkerFingerprinted: repeats.on_worker_fingerprinted,
     e.WorkerRestored: workers.on_worker_restored,
     e.FirstStepCompleted: workers.on_first_step,
     e.StepsSampled: workers.on_steps_sampled,
     e.PulseSampled: hang.on_pulse_sampled,
     e.StacksCollected: hang.on_stacks_collected,
+    e.WorkerProfiled: profiling.on_worker_profiled,
     e.WorkerEvaluates: hang.on_worker_evaluates,
     e.LayoutAnnounced: checkpoints.on_layout_announced,
     e.SnapshotSealed: checkpoints.on_snapshot_sealed,
@@ -126,6 +138,11 @@ ABSORB: dict[type, Callable[[Turn, Any], None]] = {
     e.SnapshotFetched: workers.on_snapshot_fetched,
     e.SnapshotUnwanted: workers.on_snapshot_unwanted,
     e.CheckpointCorrupt: workers.on_checkpoint_corrupt,
+    e.StrainsChanged: health.on_strains_changed,
+    e.GpusSampled: gpus.on_gpus_sampled,
+    e.CordonsRead: gpus.on_cordons_read,
+    e.CordonsKept: gpus.on_cordons_kept,
+    e.HostChecked: preflight.on_host_checked,
     e.EnteredSampled: interruption.on_entered_sampled,
     e.WorkerExited: workers.on_worker_exited,
     e.InterruptionNoticed: interruption.on_interruption_noticed,
@@ -138,15 +155,20 @@ CONVERGE: tuple[Callable[[Turn], None], ...] = (
     membership.claim_leadership,
     quorum.keep_members,
     interruption.tell,
+    gpus.judge,
     workers.stop_older,
     checkpoints.verify,
     files.keep,
     membership.acknowledge,
+    stragglers.judge,
+    preflight.lead,
     generations.lead,
+    preflight.check,
     workers.start,
     servers.start,
     standby.keep,
     hang.watch,
+    profiling.take,
     interruption.hold,
     checkpoints.upload,
     workers.write_orders,

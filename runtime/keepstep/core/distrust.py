@@ -40,6 +40,30 @@ def newest_trusted(generation: GenerationRecord, acks: list[AckRecord]) -> Resum
     return common_held(acks, {(state.step, state.digest) for state in generation.distrusted})
 
 
+def held_by_all(turn: Turn, generation: GenerationRecord, acks: list[AckRecord]) -> Resume | None:
+    """The newest snapshot that every member holds, and that may be gone on from.
+
+    One that ranks had taken before they were moved to other hosts is but half of a state there: what is a rank's own
+    is another's. It will do only where the store has nothing, or does not answer.
+    """
+    held, store = newest_trusted(generation, acks), turn.state.store
+    is_stored = not store.head_known or (store.head is not None and bool(store.head.manifest))
+    if held is not None and held.step <= generation.repeat.moved and store.available and is_stored:
+        return None
+    return held
+
+
+def choose_resume(turn: Turn, held: Resume | None) -> tuple[Resume | None, Reason]:
+    """The newest state there is: in every slab, or in the store."""
+    head = turn.state.store.head
+    stored = Resume(head.step, head.digest, head.manifest) if head is not None and head.manifest else None
+    if held is not None and (stored is None or held.step >= stored.step):
+        return held, Reason.RESUME_FROM_SLABS
+    if stored is not None:
+        return stored, Reason.RESUME_FROM_STORE
+    return None, Reason.FRESH_START
+
+
 def changes(turn: Turn, generation: GenerationRecord, root: Failure | None, acks: list[AckRecord]) -> bool:
     """Whether the state to go on from is in question yet: one is to be given up, or HEAD's older one to be read.
 

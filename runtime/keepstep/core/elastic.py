@@ -8,11 +8,12 @@ from keepstep.core.state import Turn
 
 
 def limits(turn: Turn) -> tuple[int, int]:
-    """The fewest and the most hosts that may train together; `all` is as many as the job has."""
+    """The fewest and the most hosts that may train together; `all` is as many as the job has, without its spares."""
     whole, wanted = len(turn.state.job.trainers), turn.state.policy.elastic.hosts
     least = 2 if turn.state.job.strategy in SERVED else 1  # a chief alone has nobody to serve it
-    low = whole if wanted.min == "all" else min(max(wanted.min, least), whole)
-    return low, whole if wanted.max == "all" else min(max(wanted.max, least), whole)
+    high = whole if wanted.max == "all" else min(max(wanted.max, least), whole)
+    high = max(min(high, whole - turn.state.policy.elastic.spares), least)
+    return (high if wanted.min == "all" else min(max(wanted.min, least), high)), high
 
 
 def wanted_hosts(turn: Turn) -> int:
@@ -20,6 +21,21 @@ def wanted_hosts(turn: Turn) -> int:
     state = turn.state
     usable = len(state.job.trainers) - sum(1 for host in state.cluster.cordons if host in state.job.trainers)
     return min(limits(turn)[1], usable)
+
+
+def cordons_max(turn: Turn) -> int:
+    """How many hosts may be out for all that keepstep itself finds wrong with them."""
+    return max(1, len(turn.state.job.trainers) * turn.state.policy.health.cordon_max // 100)
+
+
+def may_do_without(turn: Turn, host: str) -> bool:
+    """Whether keepstep itself may cordon a host: enough others are there, and not too many out."""
+    known = turn.state.cluster.cordons
+    cordoned = [each for each in turn.state.job.trainers if each in known or turn.in_flight(f"put:cordons/{each}")]
+    if host in cordoned or host not in turn.state.job.trainers:
+        return False
+    others = [each for each in candidates(turn) if each != host and each not in cordoned]
+    return len(cordoned) < cordons_max(turn) and len(others) >= limits(turn)[0]
 
 
 def candidates(turn: Turn) -> list[str]:
@@ -50,6 +66,9 @@ def chosen(turn: Turn, former: tuple[Member, ...]) -> tuple[Member, ...]:
         known = {member.host for member in former}
         kept = set(sorted(hosts, key=lambda host: host not in known)[:most])
         hosts = [host for host in hosts if host in kept]
+    ranked = [member.host for member in former]
+    if sorted(ranked) == sorted(hosts):
+        hosts = ranked  # who stays keeps its rank, and what is the rank's own
     return _members(turn, hosts)
 
 

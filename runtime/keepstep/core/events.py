@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from keepstep.core.files_events import FilesCopied as FilesCopied
@@ -10,16 +9,26 @@ from keepstep.core.files_events import FilesKept as FilesKept
 from keepstep.core.files_events import FilesPutBack as FilesPutBack
 from keepstep.core.files_events import FilesSettled as FilesSettled
 from keepstep.core.files_events import FilesStuck as FilesStuck
+from keepstep.core.fingerprints import WorkerFingerprinted as WorkerFingerprinted
+from keepstep.core.gpu_events import CordonsKept as CordonsKept
+from keepstep.core.gpu_events import CordonsRead as CordonsRead
+from keepstep.core.gpu_events import GpusSampled as GpusSampled
 from keepstep.core.hang_events import PulseSampled as PulseSampled
 from keepstep.core.hang_events import StacksCollected as StacksCollected
+from keepstep.core.hang_events import WorkerDivides as WorkerDivides
 from keepstep.core.hang_events import WorkerEvaluates as WorkerEvaluates
+from keepstep.core.health_events import StrainsChanged as StrainsChanged
+from keepstep.core.preflight_events import HostChecked as HostChecked
+from keepstep.core.profiles import WorkerProfiled as WorkerProfiled
 from keepstep.core.records import Record, StoredObject
+from keepstep.core.splits import Split
 from keepstep.core.standby_events import StandbyGone as StandbyGone
 from keepstep.core.standby_events import StandbyReady as StandbyReady
 from keepstep.core.standby_events import WorkerImported as WorkerImported
+from keepstep.core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SlabSeal:
     """A seal as it stands in the control page: slab, completed step, sequence, bytes of the file."""
 
@@ -29,7 +38,7 @@ class SlabSeal:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Head:
     """What HEAD in the store says: the newest committed checkpoint, and the newest generation that claimed it."""
 
@@ -39,7 +48,7 @@ class Head:
     manifest: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FirstError:
     """What a worker wrote down before it died."""
 
@@ -50,7 +59,7 @@ class FirstError:
     victim: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AgentStarted:
     """The first event of every journal.
 
@@ -64,27 +73,27 @@ class AgentStarted:
     kind: Literal["agent_started"] = "agent_started"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaseGranted:
     lease: int
     deadline: float
     kind: Literal["lease_granted"] = "lease_granted"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaseRenewed:
     lease: int
     deadline: float
     kind: Literal["lease_renewed"] = "lease_renewed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaseLost:
     lease: int
     kind: Literal["lease_lost"] = "lease_lost"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClusterRead:
     """Everything under the job's prefix, read afresh; replaces whatever was known.
 
@@ -96,21 +105,21 @@ class ClusterRead:
     kind: Literal["cluster_read"] = "cluster_read"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RecordSeen:
     record: Record
     revision: int
     kind: Literal["record_seen"] = "record_seen"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RecordGone:
     key: str
     revision: int
     kind: Literal["record_gone"] = "record_gone"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RecordsChanged:
     """What the watch had to tell since it was last asked, in order: a node that lags takes it all in one turn."""
 
@@ -118,7 +127,7 @@ class RecordsChanged:
     kind: Literal["records_changed"] = "records_changed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RecordPut:
     """Our own put succeeded."""
 
@@ -128,7 +137,7 @@ class RecordPut:
     kind: Literal["record_put"] = "record_put"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PutRefused:
     """Our own put lost its comparison: somebody else was first."""
 
@@ -136,7 +145,7 @@ class PutRefused:
     kind: Literal["put_refused"] = "put_refused"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OperationFailed:
     """An action failed in operation (not a bug). `retry_s`: when it may be tried again."""
 
@@ -146,20 +155,20 @@ class OperationFailed:
     kind: Literal["operation_failed"] = "operation_failed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerStarted:
     worker_id: str
     pid: int
     kind: Literal["worker_started"] = "worker_started"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerHello:
     worker_id: str
     kind: Literal["worker_hello"] = "worker_hello"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerJoined:
     """An instrumented `fit` or `join()` was entered."""
 
@@ -168,7 +177,7 @@ class WorkerJoined:
     kind: Literal["worker_joined"] = "worker_joined"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerRestored:
     worker_id: str
     step: int
@@ -177,7 +186,7 @@ class WorkerRestored:
     kind: Literal["worker_restored"] = "worker_restored"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FirstStepCompleted:
     worker_id: str
     step: int
@@ -185,11 +194,12 @@ class FirstStepCompleted:
     kind: Literal["first_step_completed"] = "first_step_completed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepsSampled:
     """A sample of the heartbeat ring; means over the sampled steps, seconds, 0 where not measured.
 
-    `waited_s` is what all sampled steps together spent on waiting for the gradients of others.
+    `waited_s` is what all sampled steps together spent on waiting for the gradients of others, `splits` where the time
+    of those went that were measured, of each of the host's ranks.
     """
 
     worker_id: str
@@ -198,10 +208,11 @@ class StepsSampled:
     step_s: float = 0.0
     snapshot_s: float = 0.0
     waited_s: float = 0.0
+    splits: tuple[Split, ...] = ()
     kind: Literal["steps_sampled"] = "steps_sampled"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LayoutAnnounced:
     worker_id: str
     layout: int
@@ -209,7 +220,7 @@ class LayoutAnnounced:
     kind: Literal["layout_announced"] = "layout_announced"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SnapshotSealed:
     """A snapshot is whole; it kept the training waiting for so many `seconds`."""
 
@@ -219,7 +230,7 @@ class SnapshotSealed:
     kind: Literal["snapshot_sealed"] = "snapshot_sealed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SnapshotVerified:
     operation: str
     slab: int
@@ -228,7 +239,7 @@ class SnapshotVerified:
     kind: Literal["snapshot_verified"] = "snapshot_verified"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SnapshotBad:
     operation: str
     slab: int
@@ -237,7 +248,7 @@ class SnapshotBad:
     kind: Literal["snapshot_bad"] = "snapshot_bad"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SnapshotUploaded:
     operation: str
     generation: int
@@ -248,7 +259,7 @@ class SnapshotUploaded:
     kind: Literal["snapshot_uploaded"] = "snapshot_uploaded"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReplicasCompared:
     """Hosts, and tensors that they hold otherwise than most do, or than any other does where there is no majority."""
 
@@ -258,7 +269,7 @@ class ReplicasCompared:
     kind: Literal["replicas_compared"] = "replicas_compared"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckpointCommitted:
     operation: str
     generation: int
@@ -268,7 +279,7 @@ class CheckpointCommitted:
     kind: Literal["checkpoint_committed"] = "checkpoint_committed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CommitRefused:
     """HEAD belongs to a newer generation."""
 
@@ -278,7 +289,7 @@ class CommitRefused:
     kind: Literal["commit_refused"] = "commit_refused"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EtcdJoined:
     """A member of the job's etcd runs here now."""
 
@@ -286,7 +297,7 @@ class EtcdJoined:
     kind: Literal["etcd_joined"] = "etcd_joined"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadRead:
     """`files` is the manifest of the newest committed checkpoint of the script's own files; empty for none.
 
@@ -300,7 +311,7 @@ class HeadRead:
     kind: Literal["head_read"] = "head_read"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoreRefused:
     """The store said no for good: no permission, no such bucket, read-only, full."""
 
@@ -309,7 +320,7 @@ class StoreRefused:
     kind: Literal["store_refused"] = "store_refused"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SnapshotFetched:
     operation: str
     seal: SlabSeal
@@ -317,7 +328,7 @@ class SnapshotFetched:
     kind: Literal["snapshot_fetched"] = "snapshot_fetched"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SnapshotUnwanted:
     """What was fetched came when a worker ran already: it was let go of."""
 
@@ -325,7 +336,7 @@ class SnapshotUnwanted:
     kind: Literal["snapshot_unwanted"] = "snapshot_unwanted"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckpointCorrupt:
     """A checkpoint did not read back as its manifest says."""
 
@@ -335,7 +346,7 @@ class CheckpointCorrupt:
     kind: Literal["checkpoint_corrupt"] = "checkpoint_corrupt"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EnteredSampled:
     """The step a held worker has entered, read at least 10 ms after `hold` was set."""
 
@@ -345,7 +356,7 @@ class EnteredSampled:
     kind: Literal["entered_sampled"] = "entered_sampled"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerExited:
     """A worker's process is gone. `seals` is what the control page says now.
 
@@ -365,14 +376,14 @@ class WorkerExited:
     kind: Literal["worker_exited"] = "worker_exited"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InterruptionNoticed:
     source: str
     deadline: float
     kind: Literal["interruption_noticed"] = "interruption_noticed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TimerFired:
     kind: Literal["timer_fired"] = "timer_fired"
 
@@ -384,5 +395,6 @@ Event = (
     | SnapshotUploaded | ReplicasCompared | CheckpointCommitted | CommitRefused | HeadRead | StoreRefused
     | SnapshotFetched | CheckpointCorrupt | EtcdJoined | EnteredSampled | WorkerExited | InterruptionNoticed
     | TimerFired | PulseSampled | StacksCollected | WorkerEvaluates | WorkerImported | StandbyReady | StandbyGone
-    | SnapshotUnwanted | FilesCopied | FilesSettled | FilesKept | FilesPutBack | FilesStuck
+    | SnapshotUnwanted | FilesCopied | FilesSettled | FilesKept | FilesPutBack | FilesStuck | WorkerFingerprinted
+    | StrainsChanged | WorkerDivides | WorkerProfiled | GpusSampled | CordonsRead | CordonsKept | HostChecked
 )  # fmt: skip

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import field
 
 from keepstep.core.events import Head, SlabSeal
+from keepstep.core.fingerprints import Fingerprint
+from keepstep.core.gpu_events import GpuSample, KeptCordon
 from keepstep.core.launch.parameter_server import Role
+from keepstep.core.preflight_records import PreflightRecord
+from keepstep.core.profiles import Straggler
+from keepstep.core.splits import Part, Split, Window
 from keepstep.core.stalls import Activity, Stall
+from keepstep.core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lease:
     """The right to act until `deadline`, counted from the sending of the last keepalive that was answered."""
 
@@ -17,7 +24,7 @@ class Lease:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Worker:
     """One process of this host, from the order to start it until its exit was reported.
 
@@ -26,6 +33,9 @@ class Worker:
         activity: what it was last known to be about; `sign_at`: when it last showed that it gets on.
         looked_at: when it was last looked at because it did not; `stall` is what was found.
         slow_s: what the slowest of its recent steps took.
+        divides: its script takes its batches from `run.dataset`.
+        windows: of each of its ranks the steps that are being added up; `splits` are the newest whole windows.
+        fingerprint: of the newest step that was to be looked at.
     """
 
     worker_id: str
@@ -49,9 +59,37 @@ class Worker:
     looked_at: float = 0.0
     stall: Stall | None = None
     slow_s: float = 0.0
+    divides: bool = False
+    windows: tuple[Window, ...] = ()
+    splits: tuple[Split, ...] = ()
+    fingerprint: Fingerprint | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
+class Track:
+    """What the leader has seen of one rank's windows in this generation.
+
+    Attributes:
+        step: where the newest window ended.
+        slow: windows in a row in which it was slow; `well`: in which it was not, since it was found to be a straggler.
+        since: the step at which the first of them ended.
+        costs: by part, seconds by which it was longer than the peers', over these windows.
+        best_s: its least own work in a window.
+        at: when the newest window was looked at, unix seconds; `lost_s`: what all have waited for it in slow ones.
+    """
+
+    step: int = 0
+    slow: int = 0
+    well: int = 0
+    since: int = 0
+    costs: Mapping[Part, float] = field(default_factory=dict)
+    best_s: float = 0.0
+    at: float = 0.0
+    lost_s: float = 0.0
+    found: Straggler | None = None
+
+
+@frozen
 class Server:
     """One process of this host that serves the chief of another, or of this one.
 
@@ -69,7 +107,7 @@ class Server:
     ended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Replacement:
     """A server was replaced at `at`, unix seconds, by a rule that may have a budget of its own."""
 
@@ -78,7 +116,7 @@ class Replacement:
     rule: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Standby:
     """A process that waits to become a worker; `is_ready` once its imports are behind it."""
 
@@ -86,7 +124,7 @@ class Standby:
     is_ready: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Standbys:
     """What is known of this host's standbys.
 
@@ -105,7 +143,7 @@ class Standbys:
     modules: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Slab:
     """One slab of this host. `seal` is None while it is free or being written; `digest` is set once verified."""
 
@@ -116,7 +154,7 @@ class Slab:
     busy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Interruption:
     """The platform takes this host away at `deadline`."""
 
@@ -125,7 +163,7 @@ class Interruption:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Recovery:
     """When the phases of the recovery under way were reached, seconds on the node's clock; 0 where not yet."""
 
@@ -137,7 +175,33 @@ class Recovery:
     restored_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
+class Preflight:
+    """What is known of the checks before hosts train.
+
+    Attributes:
+        seen: the newest plan, since `seen_at` on this node's clock.
+        ran: the newest plan for which this host was looked at; `found` is what came of it.
+        judged: the newest plan that this node, as the leader, has come to a verdict about.
+        stale: hosts that have to be checked again, since they were lost or cordoned.
+        unsure: nodes have come or gone, so it is to be seen who wants checking.
+        barred: hosts that are to be cordoned, and why.
+        code, text: the job is to end so; 0 where it is not.
+    """
+
+    seen: int = 0
+    seen_at: float = 0.0
+    ran: int = 0
+    found: PreflightRecord | None = None
+    judged: int = 0
+    stale: tuple[str, ...] = ()
+    unsure: bool = True
+    barred: tuple[tuple[str, str], ...] = ()
+    code: int = 0
+    text: str = ""
+
+
+@frozen
 class FilesView:
     """What is known of the checkpoints that the script writes by itself.
 
@@ -159,7 +223,7 @@ class FilesView:
     heard: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoreView:
     """What is known of the store. `head_known` is False until HEAD was read for the generation that is forming.
 
@@ -181,3 +245,62 @@ class StoreView:
     saves: tuple[float, ...] = ()
     fenced: int = 0
     """The newest generation whose commit was refused, since HEAD carries a newer one."""
+
+
+@frozen
+class Growth:
+    """A counter has grown by `count` since it was first read, `at` unix seconds for the last time."""
+
+    count: int
+    at: float
+
+
+@frozen
+class GpuView:
+    """What is known of one GPU.
+
+    Attributes:
+        sample: what it told last.
+        links_down: how many NVLinks were not active at first: those are none that it has lost.
+        hot: on so many readings in a row it was hotter than it may be.
+        grown: the counters that have grown, by name.
+    """
+
+    sample: GpuSample
+    links_down: int = 0
+    hot: int = 0
+    grown: Mapping[str, Growth] = field(default_factory=dict)
+
+
+@frozen
+class GpuFault:
+    """Why a GPU is not to be trained on: known by `key`, in words for people, seen first `at` unix seconds."""
+
+    gpu: str
+    key: str
+    text: str
+    at: float
+
+
+@frozen
+class Gpus:
+    """What is known of this host's GPUs.
+
+    Attributes:
+        seen: each by its UUID.
+        silent: the driver does not answer.
+        faults: why this host is not to train, until its cordon is lifted.
+        forgiven: faults that it had when that was done, by their keys: until they are over, and come back.
+        listed: the store's list of cordons, as it was at the start.
+        asked: what the list was to say of this host when that was last asked for; `kept`: what it does say.
+        lifted: what it is to say no more.
+    """
+
+    seen: Mapping[str, GpuView] = field(default_factory=dict)
+    silent: bool = False
+    faults: tuple[GpuFault, ...] = ()
+    forgiven: tuple[str, ...] = ()
+    listed: tuple[KeptCordon, ...] = ()
+    asked: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    lifted: tuple[str, ...] = ()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from keepstep.core.values import frozen
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class FilesCopied:
     """What the script wrote changed and is whole; a copy of it is this edition. `sets` name it for people."""
 
@@ -15,7 +16,7 @@ class FilesCopied:
     kind: Literal["files_copied"] = "files_copied"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FilesSettled:
     """The folder was gone over for this mark; the newest edition is this one."""
 
@@ -25,7 +26,7 @@ class FilesSettled:
     kind: Literal["files_settled"] = "files_settled"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FilesKept:
     """An edition is committed; `number` is that of the commit. What was there already was not uploaded again."""
 
@@ -38,7 +39,7 @@ class FilesKept:
     kind: Literal["files_kept"] = "files_kept"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FilesPutBack:
     """The folder is right; how many sets were brought, and how many files moved aside."""
 
@@ -50,7 +51,7 @@ class FilesPutBack:
     kind: Literal["files_put_back"] = "files_put_back"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FilesStuck:
     """The folder can not be put right: no room, no permission."""
 

@@ -6,18 +6,21 @@ protocol: propose when the world is broken, settle when all members have acknowl
 
 from __future__ import annotations
 
-from keepstep.core import distrust, elastic, files, hang, leaving, pausing, saving
+from keepstep.core import distrust, elastic, files, gpus, hang, leaving, pausing, preflight, repeats, saving
 from keepstep.core.actions import ReadHead, WatchAll
 from keepstep.core.causes import FailureCause
+from keepstep.core.distrust import choose_resume, held_by_all
 from keepstep.core.events import HeadRead
+from keepstep.core.fingerprints import ANY_STEP
 from keepstep.core.launch.parameter_server import SERVED
 from keepstep.core.reasons import Reason
 from keepstep.core.records import (
     AckRecord,
+    CordonRecord,
     Failure,
     GenerationRecord,
+    Member,
     Phase,
-    Resume,
 )
 from keepstep.core.restarts import describe, judge, root_cause
 from keepstep.core.state import Turn
@@ -25,6 +28,9 @@ from keepstep.core.values import evolve
 from keepstep.core.view import acks_of, acks_of_fresh, leavers
 from keepstep.core.world import durable_step, end, is_done, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
+
+REPAIR_S = 600.0
+"""How long a job that ends for a GPU's sake may take to save what is sealed."""
 
 FIRST_SNAPSHOT_EVERY = 8
 """Steps between snapshots until their cost is measured, where the policy leaves it to keepstep."""
@@ -38,7 +44,11 @@ def lead(turn: Turn) -> None:
         turn.attempt(WatchAll("watch"), Reason.LEADS)
         return
     generation = turn.generation
-    if generation is None or (generation.phase is Phase.ENDED and not turn.is_over):
+    sick = gpus.missed(turn)
+    ready = generation is not None and generation.phase is Phase.READY
+    if sick and not (ready and generation is not None and is_done(turn, generation)):
+        _end_for_repair(turn, generation, sick)
+    elif generation is None or (generation.phase is Phase.ENDED and not turn.is_over):
         _propose_first(turn, generation)
     elif generation.phase is Phase.FORMING:
         if not elastic.stands(turn, generation):
@@ -49,7 +59,9 @@ def lead(turn: Turn) -> None:
             _settle(turn, generation)
     elif generation.phase is Phase.READY:
         broken = why_broken(turn, generation)
-        if broken is not None:
+        if broken in repeats.AGAIN:
+            _propose(turn, repeats.once_more(turn, generation, broken), broken)
+        elif broken is not None:
             _propose(turn, generation, broken)
         else:
             saving.steer(turn, generation)
@@ -76,7 +88,9 @@ def why_broken(turn: Turn, generation: GenerationRecord) -> Reason | None:
         return Reason.WORLD_HANGS
     if saving.drain_is_late(turn, generation):
         return Reason.DRAIN_TOO_SLOW
-    return Reason(generation.pause) if not turn.interrupted and pausing.is_over(turn, generation) else None
+    if turn.interrupted:
+        return None
+    return Reason(generation.pause) if pausing.is_over(turn, generation) else repeats.why_again(turn, generation)
 
 
 def failures_seen(turn: Turn, generation: GenerationRecord) -> tuple[Failure, ...]:
@@ -122,7 +136,10 @@ def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
             text = f"interrupted; {saved_text(turn, base.durable_step)}"
             _end_before_it_began(turn, ended, ExitCode.INTERRUPTED, text, Reason.NOTHING_TO_SAVE)
         return
-    if not elastic.gathered(turn) or not know_head(turn):
+    if not elastic.gathered(turn) or not know_head(turn) or not preflight.lets_start(turn):
+        return
+    if turn.state.preflight.code:
+        _end_before_it_began(turn, ended, *preflight.verdict(turn))
         return
     failures = (state.failure,) if state.failure is not None else ()
     record = GenerationRecord(
@@ -142,6 +159,7 @@ def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
         distrusted=base.distrusted,
         served=base.served,
         settled=base.settled,
+        repeat=repeats.begun(turn, base.repeat),
     )
     fresh = acks_of_fresh(turn.state.cluster, record)
     if len(fresh) < len(record.members):
@@ -173,9 +191,9 @@ def first_snapshot_every(turn: Turn) -> int:
     return FIRST_SNAPSHOT_EVERY if every is None else every
 
 
-def _propose(turn: Turn, old: GenerationRecord, reason: Reason) -> None:
+def _propose(turn: Turn, old: GenerationRecord, reason: Reason, only: tuple[Member, ...] = ()) -> None:
     """A new generation of whoever is there, so that all stop what is older; it becomes ready once all hosts are."""
-    members = elastic.chosen(turn, old.members)
+    members = only or elastic.chosen(turn, old.members)
     if not members and not turn.state.cluster.cordons:
         return
     record = evolve(
@@ -191,6 +209,8 @@ def _propose(turn: Turn, old: GenerationRecord, reason: Reason) -> None:
         root=None,
         lost_steps=0,
         pause="",
+        profile=None,
+        repeat=old.repeat if reason in repeats.AGAIN else old.repeat.given_up(),
     )
     turn.put(record, reason, f"generation {record.number}, {len(members)} of {len(turn.state.job.trainers)} hosts")
 
@@ -207,6 +227,11 @@ def _settle(turn: Turn, generation: GenerationRecord) -> None:
     if not elastic.gathered(turn):
         turn.because(Reason.WAITING_FOR_HOSTS)
         return
+    if turn.state.preflight.code:
+        end(turn, generation, *preflight.verdict(turn))
+        return
+    if not preflight.lets_start(turn):
+        return
     _start_world(turn, generation, records)
 
 
@@ -218,7 +243,13 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
     if not verdict.restart and root is not None:
         if verdict.reason is Reason.BUDGET_SPENT and turn.state.store.available and not know_head(turn):
             return  # what was committed meanwhile renews the budget
-        end(turn, generation, verdict.exit_code, f"{verdict.reason.value}: {describe(root)}", verdict.reason, root)
+        text = f"{verdict.reason.value}: {describe(root)}"
+        if root.cause is FailureCause.GPU_FAULT:  # what is sealed was made before, and its digest is that of the others
+            if not saving.is_saved(turn, generation, records, root.at + REPAIR_S):
+                return
+            text = f"{text}; {saved_text(turn, durable_step(turn, generation))}"
+            generation = evolve(generation, durable_step=durable_step(turn, generation))
+        end(turn, generation, verdict.exit_code, text, verdict.reason, root)
         return
     if turn.now < verdict.not_before:
         turn.wake(verdict.not_before)
@@ -227,7 +258,7 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
     corrupt = {manifest for ack in records for manifest in ack.corrupt}
     if corrupt - set(turn.state.store.corrupt):
         turn.set_store(corrupt=tuple(sorted(corrupt | set(turn.state.store.corrupt))), head_known=False)
-    held = distrust.newest_trusted(generation, records)
+    held = held_by_all(turn, generation, records)
     at_hand = bool(held) or files.has_own(turn, generation)
     if not know_head(turn) and not (at_hand and not turn.state.store.available):
         return
@@ -236,14 +267,14 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
         return
     resume, reason = choose_resume(turn, held)
     start = 0 if resume is None else resume.step
-    state, head = turn.state, turn.state.store.head
+    state, head, again = turn.state, turn.state.store.head, root is not None or generation.repeat.moved == ANY_STEP
     ready = evolve(
         generation,
         phase=Phase.READY,
         failures=failures,
         resume=resume,
         durable_step=head.step if state.store.head_known and head is not None else generation.durable_step,
-        lost_steps=max(0, max(ack.completed for ack in records) - start) if root is not None else 0,
+        lost_steps=max(0, max(ack.completed for ack in records) - start) if again else 0,
         ledger=verdict.ledger,
         restarts=generation.restarts + (1 if root is not None else 0),
         skipped=(*generation.skipped, verdict.skip) if verdict.skip else generation.skipped,
@@ -253,6 +284,7 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
         feeders=elastic.feeders(turn),
         settled=generation.number,
         files=files.wanted(turn, records),
+        repeat=repeats.at_start(generation, resume, root, records),
     )
     if turn.put(ready, Reason.WORLD_STARTS, f"generation {ready.number} at step {start}"):
         turn.because(reason)
@@ -260,6 +292,34 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
             turn.because(Reason.WORLD_SHRINKS, f"{len(ready.members)} of {len(state.job.trainers)} hosts")
         if root is not None:
             turn.because(verdict.reason, describe(root))
+
+
+def _end_for_repair(turn: Turn, generation: GenerationRecord | None, sick: tuple[CordonRecord, ...]) -> None:
+    """Hosts are cordoned that the job can not do without: save what is sealed, and have them repaired."""
+    state, root = turn.state, gpus.failure_of(sick)
+    former = () if generation is None else generation.members
+    members = gpus.present(turn, former)
+    named = "; ".join(f"{cordon.host}: {cordon.why}" for cordon in sick)
+    text = f"{root.cause.value}: {named}; the job can not do without {', '.join(cordon.host for cordon in sick)}"
+    if generation is None or generation.phase is Phase.ENDED:
+        until = max(state.absent.values(), default=turn.now) + state.policy.elastic.wait_for_return
+        if turn.is_over:
+            return
+        if state.absent and turn.now < until:
+            turn.wake(until)
+            return  # who is not there yet would wait for the others in vain
+        base, run = _base(turn, generation), state.job.run
+        record = evolve(base, number=_next_number(turn, generation), members=members, run=base.run or run)
+        end(turn, record, ExitCode.HARDWARE, text, Reason.REPAIR_WANTED, root)
+    elif generation.phase is Phase.READY or members != generation.members:
+        _propose(turn, generation, Reason.REPAIR_WANTED, members)
+    else:
+        acks = acks_of(turn.state.cluster, generation)
+        if acks is not None and saving.is_saved(turn, generation, acks, root.at + REPAIR_S):
+            durable = durable_step(turn, generation)
+            record = evolve(generation, durable_step=durable)
+            text = f"{text}; {saved_text(turn, durable)}"
+            end(turn, record, ExitCode.HARDWARE, text, Reason.REPAIR_WANTED, root)
 
 
 def _passed(turn: Turn, generation: GenerationRecord, records: list[AckRecord]) -> int:
@@ -276,17 +336,6 @@ def _merged(failures: tuple[Failure, ...], acks: list[AckRecord]) -> tuple[Failu
         if ack.failure is not None:
             unique.setdefault((ack.failure.host, ack.failure.cause), ack.failure)
     return tuple(unique.values())
-
-
-def choose_resume(turn: Turn, held: Resume | None) -> tuple[Resume | None, Reason]:
-    """The newest state there is: in every slab, or in the store."""
-    head = turn.state.store.head
-    stored = Resume(head.step, head.digest, head.manifest) if head is not None and head.manifest else None
-    if held is not None and (stored is None or held.step >= stored.step):
-        return held, Reason.RESUME_FROM_SLABS
-    if stored is not None:
-        return stored, Reason.RESUME_FROM_STORE
-    return None, Reason.FRESH_START
 
 
 def know_head(turn: Turn) -> bool:
@@ -313,7 +362,7 @@ def give_up_waiting(turn: Turn) -> None:
     if turn.is_over:
         return
     # how many are there the leader sees; the others have its word
-    if turn.has_lease and (not turn.leads or not state.cluster.whole or elastic.enough(turn)):
+    if turn.has_lease and (not turn.leads or not state.cluster.whole or elastic.enough(turn) or gpus.missed(turn)):
         if state.short_since is not None:
             turn.set(short_since=None)
         return

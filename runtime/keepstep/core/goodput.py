@@ -8,7 +8,7 @@ as by a replay. The time up to a turn belongs to what the host was about since t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ from keepstep.core.facts import Worker
 from keepstep.core.records import GenerationRecord, Phase
 from keepstep.core.stalls import Activity
 from keepstep.core.state import State
-from keepstep.core.values import evolve
+from keepstep.core.values import evolve, frozen
 
 SILENT_S = 30.0
 """A worker that reports no steps counts as training when it has run for so long."""
@@ -51,7 +51,7 @@ class Bucket(StrEnum):
     BETWEEN = "between_attempts"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Account:
     """One host's account.
 

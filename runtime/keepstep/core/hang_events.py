@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from keepstep.core.stalls import Activity, Stall
+from keepstep.core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PulseSampled:
     """A worker was looked at: for `silent_s` seconds in which somebody looked it has shown no sign of getting on."""
 
@@ -19,7 +19,7 @@ class PulseSampled:
     kind: Literal["pulse_sampled"] = "pulse_sampled"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerEvaluates:
     """A worker was seen in an evaluation, or not any more."""
 
@@ -28,7 +28,15 @@ class WorkerEvaluates:
     kind: Literal["worker_evaluates"] = "worker_evaluates"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
+class WorkerDivides:
+    """A worker's script takes its batches from `run.dataset`."""
+
+    worker_id: str
+    kind: Literal["worker_divides"] = "worker_divides"
+
+
+@frozen
 class StacksCollected:
     """What a worker that stood still was found doing; None where it had gone on by the end of it."""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from keepstep.core.values import frozen
 
 EntryKind = Literal["script", "module", "command"]
 """What runs: a Python script, a module of a package that was installed (`python -m`), or any other program."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MpiSpec:
     """How mpirun is to start a job's ranks.
 
@@ -32,7 +33,7 @@ class MpiSpec:
     has_smddprun: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobSpec:
     """One node's view of its job.
 
@@ -58,6 +59,7 @@ class JobSpec:
         idle: those that neither train nor feed: of an instance group without a part.
         evaluates: whether, with parameter servers, one more process of the script evaluates beside the chief.
         mpi: how ranks are started where mpirun does that; else None.
+        machine: the boot id of the host's machine: a name that goes to other hardware says nothing of it.
         watch: the folder in which the script may write checkpoints of its own; empty where none is watched.
     """
 
@@ -82,6 +84,7 @@ class JobSpec:
     evaluates: bool = False
     feeders: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
+    machine: str = ""
 
     @property
     def trainers(self) -> tuple[str, ...]:

@@ -25,10 +25,10 @@ def plan(turn: Turn, generation: GenerationRecord) -> bool:
     return False
 
 
-def ask(turn: Turn, generation: GenerationRecord, why: Reason) -> bool:
+def ask(turn: Turn, generation: GenerationRecord, why: Reason, detail: str = "") -> bool:
     """Put the pause into the generation's record; what was ordered by then is carried out with it."""
     served = tuple(sorted({*generation.served, *turn.state.cluster.orders}))
-    return turn.put(evolve(generation, pause=why.value, served=served), why)
+    return turn.put(evolve(generation, pause=why.value, served=served), why, detail)
 
 
 def proceed(turn: Turn, generation: GenerationRecord) -> None:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from keepstep.core.causes import FailureCause
 from keepstep.core.contradictions import check
+from keepstep.core.health_knobs import Health, Straggler
 from keepstep.core.knobs import PORT_MAX, Section, knob, parse_encryption, parse_endpoint, parse_listen, parse_store
 from keepstep.core.quantities import (
     Budget,
@@ -178,6 +179,10 @@ class Elastic(Section):
     """Which hosts the job needs: all of them, unless it is told otherwise."""
 
     hosts: Hosts = Hosts()
+    spares: int = knob(
+        0, "Hosts of the job that stand by for one that is lost, cordoned or slow.", unit="count",
+        failure="a host that is lost for good, and a world that must not shrink", ge=0, le=_HOSTS_MAX, strict=True,
+    )  # fmt: skip
     wait_for_return: Seconds = knob(
         60.0, "How long to wait for a host that went away, before going on without it or giving up.", unit="duration",
         failure="a host that never comes back", ge=1, le=86400,
@@ -275,21 +280,6 @@ class Interruption(Section):
     )  # fmt: skip
 
 
-class Gpu(Section):
-    """How GPUs are watched."""
-
-    poll: Seconds = knob(
-        5.0, "Time between two readings of the GPUs.", unit="duration", failure="a GPU that fails unseen", ge=0.5,
-        le=3600,
-    )  # fmt: skip
-
-
-class Health(Section):
-    """What is watched on a host."""
-
-    gpu: Gpu = Gpu()
-
-
 class Coordination(Section):
     """How hosts agree; a single host needs none of it."""
 
@@ -334,6 +324,7 @@ class Policy(Section):
         unit="list of rules", failure="a failure that a restart would hide or repeat", max_length=50,
     )  # fmt: skip
     hang: Hang = Hang()
+    straggler: Straggler = Straggler()
     elastic: Elastic = Elastic()
     checkpoint: Checkpoint = Checkpoint()
     interruption: Interruption = Interruption()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+from keepstep.core.values import frozen
 
 DURATION = "a duration with its unit, as 500ms, 5s, 2min or 1h"
 STEPS = "a number of steps, as 10 steps"
@@ -23,7 +24,7 @@ _BYTES = {"MB": 1e6, "GB": 1e9}
 _SECONDS_MAX = 366 * 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cadence:
     """How often: in steps, in seconds, or left to keepstep (both None)."""
 
@@ -31,7 +32,7 @@ class Cadence:
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RestartBudget:
     """So many failures within a window of so many seconds."""
 
@@ -114,13 +115,8 @@ def parse_cadence(value: object) -> Cadence:
         return Cadence()
     if isinstance(value, str) and "step" in value:
         return Cadence(steps=parse_steps(value))
-    try:
-        seconds = parse_seconds(value)
-    except ValueError:
-        seconds = 0.0
-    if seconds < 1.0:
-        raise ValueError("auto, a number of steps as 500 steps, or a duration of 1s or more as 2min")
-    return Cadence(seconds=seconds)
+    wanted = "auto, a number of steps as 500 steps, or a duration of 1s or more as 2min"
+    return Cadence(seconds=_a_second_or_more(value, wanted))
 
 
 def show_cadence(cadence: Cadence) -> str:
@@ -171,12 +167,30 @@ def parse_deadline(value: object) -> str | float:
     """
     if isinstance(value, float) or value in ("auto", "off"):
         return value
+    return _a_second_or_more(value, "auto, off, or a duration of 1s or more as 2min")
+
+
+def parse_seconds_or_off(value: object) -> float | None:
+    """Seconds; None for "off".
+
+    Raises:
+        ValueError: it is neither, or less than a second.
+    """
+    if value == "off":
+        return None
+    if isinstance(value, float):
+        return value
+    return _a_second_or_more(value, "off, or a duration of 1s or more as 6h")
+
+
+def _a_second_or_more(value: object, wanted: str) -> float:
+    """Seconds, where it is a duration of one or more; a ValueError that says what is wanted where it is not."""
     try:
         seconds = parse_seconds(value)
     except ValueError:
         seconds = 0.0
     if seconds < 1.0:
-        raise ValueError("auto, off, or a duration of 1s or more as 2min")
+        raise ValueError(wanted)
     return seconds
 
 
@@ -222,6 +236,12 @@ StepsOrOff = Annotated[
     BeforeValidator(parse_steps_or("off")),
     PlainSerializer(lambda steps: "off" if steps is None else show_steps(steps), return_type=str),
     WithJsonSchema({"type": "string", "pattern": r"^(off|\d+ ?steps?)$"}),
+]
+SecondsOrOff = Annotated[
+    float | None,
+    BeforeValidator(parse_seconds_or_off),
+    PlainSerializer(lambda seconds: "off" if seconds is None else show_seconds(seconds), return_type=str),
+    WithJsonSchema({"type": "string", "pattern": rf"^(off|{_NUMBER} ?{_UNIT})$"}),
 ]
 RateOrOff = Annotated[
     float | None,

@@ -5,12 +5,18 @@ Every record knows its own key. All are immutable; a change is a new record put 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import field
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from keepstep.core.causes import FailureCause
+from keepstep.core.failures import Failure as Failure
+from keepstep.core.failures import LedgerEntry as LedgerEntry
+from keepstep.core.fingerprints import Fingerprint, Repeat
+from keepstep.core.preflight_records import PreflightPlan, PreflightRecord
+from keepstep.core.profiles import Profile
+from keepstep.core.splits import Split
 from keepstep.core.stalls import Stall
+from keepstep.core.values import frozen
 
 
 class Phase(StrEnum):
@@ -35,7 +41,7 @@ class Standing(StrEnum):
     LEFT = "left"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Held:
     """A snapshot that a host holds sealed and verified: completed step, digest of the replicated state."""
 
@@ -43,40 +49,7 @@ class Held:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """One observed failure.
-
-    Attributes:
-        at: unix seconds at which it was observed, or at which the exception was raised where that is known.
-        rank: rank of the worker, -1 where no worker is to blame.
-        step: step the worker had entered.
-        victim: the error follows from another worker's death.
-        in_loop: it was raised in a step of a loop of the script's own.
-        files: number of the newest checkpoint that the script had written by itself: its way of getting on.
-    """
-
-    cause: FailureCause
-    host: str
-    at: float
-    rank: int = -1
-    step: int = 0
-    exit_code: int | None = None
-    signal: int | None = None
-    error_type: str = ""
-    message: str = ""
-    victim: bool = False
-    in_loop: bool = False
-    files: int = 0
-
-    @property
-    def signature(self) -> str:
-        """Equal for two failures that are the same failure happening again."""
-        what = f"{self.cause.value}:{self.error_type}:{self.exit_code}:{self.signal}:{self.message[:80]}"
-        return f"{what}:{self.files}" if self.files else what
-
-
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeRecord:
     """A node that is there; bound to its lease, and naming it.
 
@@ -101,7 +74,7 @@ class NodeRecord:
         return f"alive/{self.host}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaderRecord:
     """The node that proposes; bound to its lease, and naming it."""
 
@@ -125,7 +98,7 @@ class Member(NamedTuple):
     peer_port: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Resume:
     """The one state that all members of a generation start from. `manifest` is empty where slabs hold it."""
 
@@ -134,18 +107,11 @@ class Resume:
     manifest: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
-    """A failure that was charged to a budget: unix seconds, signature, step; the rule whose own it was, if any."""
-
-    at: float
-    cause: FailureCause
-    signature: str
-    step: int
-    rule: str = ""
+EQUAL_WEIGHT = 1000
+"""A host's weight where nobody is slow."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GenerationRecord:
     """The world: who is in it, where it starts from, where it is to stop.
 
@@ -173,8 +139,12 @@ class GenerationRecord:
         files: manifest of the script's own files that all members put back; empty for none.
         pause: why all workers are to stop at one agreed step, for a new generation to go on from there; empty: no need.
         served: the orders that this generation or an earlier one has carried out.
-        exit_code: set when the job has ended.
-        verdict: why it ended, for people.
+        weights: by host, how large a part of a global batch it takes, where the parts are not equal; 1000 for others.
+        weighed_at: when they were last changed, unix seconds: to bring the slowest rank's data and computing from
+            `weighed_from_s` seconds a step to `weighed_to_s`.
+        profile: who is to be looked at by what slows it down, and beside whom; the newest wish of this generation.
+        repeat: the step that is done again on other hosts, and how that stands.
+        exit_code: set when the job has ended; `verdict`: why, for people.
     """
 
     number: int
@@ -205,6 +175,12 @@ class GenerationRecord:
     together: bool = False
     settled: int = 0
     files: str = ""
+    weights: tuple[tuple[str, int], ...] = ()
+    weighed_at: float = 0.0
+    weighed_from_s: float = 0.0
+    weighed_to_s: float = 0.0
+    profile: Profile | None = None
+    repeat: Repeat = field(default_factory=Repeat)
     key: str = "generation"
     kind: Literal["generation"] = "generation"
 
@@ -220,12 +196,16 @@ class GenerationRecord:
         """The host's place among those that run tf.data's service, -1 for one that does not."""
         return next((place for place, feeder in enumerate(self.feeders) if feeder.host == host), -1)
 
+    def weight_of(self, host: str) -> int:
+        """How large a part of a global batch a host takes beside the others."""
+        return dict(self.weights).get(host, EQUAL_WEIGHT)
+
     def rank_of(self, host: str) -> int:
         """The host's rank, -1 for a host that is not a member."""
         return next((rank for rank, member in enumerate(self.members) if member.host == host), -1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AckRecord:
     """A member has no worker of an older generation left, and says what it holds; bound to its lease.
 
@@ -248,7 +228,7 @@ class AckRecord:
         return f"acks/{self.generation}/{self.host}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StatusRecord:
     """How a member is doing within a generation; bound to its lease.
 
@@ -258,6 +238,10 @@ class StatusRecord:
         sealed: newest step that is sealed in a slab.
         snapshot_cost_ratio: time of the last snapshot over the time of a step, 0 where unknown.
         stall: its worker does not get on; None while it does.
+        strains: what slows its host down, in words.
+        splits: where the time of the newest steps went, of each of its ranks.
+        divides: its script takes its batches from `run.dataset`, so that their sizes can be changed.
+        fingerprint: of the step that the generation wants looked at, once it is done.
     """
 
     host: str
@@ -270,6 +254,10 @@ class StatusRecord:
     sealed: int = 0
     snapshot_cost_ratio: float = 0.0
     stall: Stall | None = None
+    strains: tuple[str, ...] = ()
+    splits: tuple[Split, ...] = ()
+    divides: bool = False
+    fingerprint: Fingerprint | None = None
     kind: Literal["status"] = "status"
 
     @property
@@ -277,7 +265,7 @@ class StatusRecord:
         return f"status/{self.host}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoredObject:
     """One object of a checkpoint in the store; `offset` is its place within the replicated region."""
 
@@ -289,7 +277,7 @@ class StoredObject:
     crc32c: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UploadRecord:
     """A member's share of a checkpoint lies in the store, after so many `seconds`."""
 
@@ -306,7 +294,7 @@ class UploadRecord:
         return f"uploads/{self.generation}/{self.step}/{self.host}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RequestRecord:
     """A wish addressed to the leader: the platform takes `host` away at `deadline` (unix seconds). Bound to a lease."""
 
@@ -321,7 +309,7 @@ class RequestRecord:
         return f"requests/{self.host}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OrderRecord:
     """An operator's order to stop at one agreed step and start anew from there; carried out once. Bound to a lease."""
 
@@ -335,7 +323,7 @@ class OrderRecord:
         return f"orders/{self.order_id}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CordonRecord:
     """A host that is to take no part, until the record is gone."""
 
@@ -350,7 +338,7 @@ class CordonRecord:
         return f"cordons/{self.host}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EtcdRecord:
     """The hosts that keep the job's etcd.
 
@@ -366,13 +354,13 @@ class EtcdRecord:
 
 Record = (
     NodeRecord | LeaderRecord | GenerationRecord | AckRecord | StatusRecord | UploadRecord | RequestRecord
-    | OrderRecord | CordonRecord | EtcdRecord
+    | OrderRecord | CordonRecord | EtcdRecord | PreflightPlan | PreflightRecord
 )  # fmt: skip
 
-OF_NODES_KEYS = ("acks/", "alive/", "status/", "uploads/")
+OF_NODES_KEYS = ("acks/", "alive/", "checks/", "status/", "uploads/")
 """How the keys begin of what nodes say of themselves: only leaders watch them."""
 
-NOT_OF_NODES = ("b", "s")
+NOT_OF_NODES = ("co", "s")
 """Between these all other keys lie, in byte order."""
 
 LEASED = (NodeRecord, LeaderRecord, AckRecord, StatusRecord, RequestRecord, OrderRecord)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from keepstep.core.causes import FailureCause
 from keepstep.core.events import FirstError, WorkerExited
 from keepstep.core.policy import FailureRule, Policy
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Failure, GenerationRecord, LedgerEntry
+from keepstep.core.values import frozen
 from keepstep.errors import ExitCode
 
 _EXIT_CODES = {
@@ -52,7 +52,7 @@ _OF_THE_PLATFORM = frozenset(
 """Causes that say nothing about the script: happening twice at one step, they are no crash loop."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Verdict:
     """Whether to restart, why, and what it costs.
 
@@ -109,10 +109,18 @@ def _cause_said(error: FirstError) -> FailureCause | None:
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure | None:
-    """The first failure by time that does not follow from another one; the first of all where each seems to."""
+    """The first failure by time that does not follow from another one; the first of all where each seems to.
+
+    Whatever else fails on a host whose GPU has a fault follows from that.
+    """
     if not failures:
         return None
-    culprits = [failure for failure in failures if not failure.victim]
+    sick = {each.host for each in failures if each.cause is FailureCause.GPU_FAULT and not each.victim}
+    culprits = [
+        failure
+        for failure in failures
+        if not failure.victim and (failure.cause is FailureCause.GPU_FAULT or failure.host not in sick)
+    ]
     return min(culprits or failures, key=lambda failure: failure.at)
 
 
@@ -194,7 +202,8 @@ _HINTS = {
     FailureCause.KILLED: "something outside of keepstep ended the process; a crash in native code looks the same",
     FailureCause.OUT_OF_MEMORY: "take a smaller batch, fewer data workers, or an instance with more memory",
     FailureCause.HANG: "the stacks of all ranks are in output/data/keepstep/HOST/stacks",
-    FailureCause.GPU_FAULT: "the GPU is not to be trusted; start the job again to get another host",
+    FailureCause.GPU_FAULT: "start the job again on another host; a GPU that was repaired is let in again by "
+    "`keepstep cordons STORE --lift`",
     FailureCause.HOST_LOST: "start the job again: what is committed is gone on from",
     FailureCause.LEASE_LOST: "start the job again: what is committed is gone on from",
     FailureCause.STORE: "see to the store; nothing that is committed is lost",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from keepstep.core import elastic, pace, pausing
+from keepstep.core import elastic, pace, pausing, preflight, repeats, stragglers
 from keepstep.core.actions import CommitCheckpoint, CompareReplicas, Measure, Report, SweepStore
 from keepstep.core.events import CheckpointCommitted, CommitRefused, Head, ReplicasCompared
 from keepstep.core.reasons import Reason
-from keepstep.core.records import AckRecord, GenerationRecord, UploadRecord
+from keepstep.core.records import AckRecord, GenerationRecord, Resume, UploadRecord
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
 from keepstep.core.view import common_held
@@ -40,7 +40,9 @@ def steer(turn: Turn, generation: GenerationRecord) -> None:
         _drain(turn, generation)
     elif generation.pause:
         pausing.proceed(turn, generation)
-    elif not pausing.plan(turn, generation):
+    elif pausing.plan(turn, generation) or stragglers.respond(turn, generation) or repeats.steer(turn, generation):
+        return
+    else:
         _keep_cadence(turn, generation)
 
 
@@ -56,10 +58,11 @@ def _finish(turn: Turn, generation: GenerationRecord) -> None:
     end(turn, generation, ExitCode.DONE, verdict, Reason.JOB_DONE)
 
 
-def _save(turn: Turn, generation: GenerationRecord, step: int) -> None:
-    """Ask every member to upload its share of this step."""
-    if generation.save_step != step:
-        turn.put(evolve(generation, save_step=step), Reason.CHECKPOINT_DUE, f"step {step}")
+def _save(turn: Turn, generation: GenerationRecord, step: int) -> bool:
+    """Ask every member to upload its share of this step; True where that was asked for."""
+    if generation.save_step == step:
+        return False
+    return turn.put(evolve(generation, save_step=step), Reason.CHECKPOINT_DUE, f"step {step}")
 
 
 # --- cadence ---------------------------------------------------------------------------------------------------------
@@ -84,12 +87,15 @@ def _keep_cadence(turn: Turn, generation: GenerationRecord) -> None:
         if turn.now < due_at:
             turn.wake(due_at)
         return
-    if elastic.may_grow(turn, generation):
+    if elastic.may_grow(turn, generation) and preflight.lets_start(turn):
         pausing.ask(turn, generation, Reason.HOSTS_RETURNED)  # its agreed step is the checkpoint that is due
         return
     every = generation.snapshot_every
     ahead = 1 + (int(0.5 / step_s) if step_s > 0 else every)
-    _save(turn, generation, ((completed + ahead) // every + 1) * every)
+    step = ((completed + ahead) // every + 1) * every
+    repeat = repeats.beside(turn, generation, step)
+    if _save(turn, evolve(generation, repeat=repeat), step) and repeat.step:
+        turn.because(Reason.REPEAT_WANTED, f"step {repeat.step}")
 
 
 def _missed(turn: Turn, generation: GenerationRecord) -> bool:
@@ -285,14 +291,28 @@ def salvage(turn: Turn, generation: GenerationRecord, acks: list[AckRecord]) -> 
     """No world trains any more and none may start: commit the newest snapshot that all who are left hold, and end."""
     held = common_held(acks)
     durable = durable_step(turn, generation)
-    unsavable = held is None or held.step <= durable or not turn.state.job.has_store
     late = pace.too_late(turn, generation)
-    if not unsavable and late and held is not None and generation.save_step != held.step:
+    if late and _savable(turn, held, durable) and held is not None and generation.save_step != held.step:
         _do_without(turn, evolve(generation, save_step=0), late)
-    elif unsavable or _missed(turn, generation):
+    elif is_saved(turn, generation, acks):
         root = generation.failures[0] if generation.failures else None
         text = f"interrupted; {saved_text(turn, durable)}"
         end(turn, generation, ExitCode.INTERRUPTED, text, Reason.INTERRUPTED, root)
-    elif held is not None:
-        _save(turn, generation, held.step)
-        commit(turn, generation)
+
+
+def is_saved(turn: Turn, generation: GenerationRecord, acks: list[AckRecord], until: float | None = None) -> bool:
+    """Whether nothing is left to commit of what all hold, or it can not be; else it is seen to, until `until`."""
+    held = common_held(acks)
+    if held is None or not _savable(turn, held, durable_step(turn, generation)) or _missed(turn, generation):
+        return True
+    if until is not None and (turn.now >= until or gave_up_saving(turn)):
+        return True
+    if until is not None:
+        turn.wake(until)
+    _save(turn, generation, held.step)
+    commit(turn, generation)
+    return False
+
+
+def _savable(turn: Turn, held: Resume | None, durable: int) -> bool:
+    return held is not None and held.step > durable and turn.state.job.has_store

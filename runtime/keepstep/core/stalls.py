@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from keepstep.core.values import frozen
 
 
 class Activity(StrEnum):
@@ -23,7 +24,7 @@ class Activity(StrEnum):
     """The last step is done."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stall:
     """A worker that shows no sign of getting on, and what it was found doing.
 

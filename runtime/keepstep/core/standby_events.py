@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from keepstep.core.values import frozen
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class WorkerImported:
     """A large module has been imported; with what settings is not the core's business."""
 
@@ -15,7 +16,7 @@ class WorkerImported:
     kind: Literal["worker_imported"] = "worker_imported"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StandbyReady:
     """It has its imports behind it."""
 
@@ -23,7 +24,7 @@ class StandbyReady:
     kind: Literal["standby_ready"] = "standby_ready"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StandbyGone:
     """A standby has ended, was of no use to the script, or could not be had. `retry_s`: when to try again."""
 

@@ -6,31 +6,34 @@ State holds facts. Moods ("recovering", "draining") are derived from them wherev
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from keepstep.core.actions import Action, Put, RevokeLease, StopWorker, WriteFailure, WriteOrders
 from keepstep.core.facts import (
     FilesView,
+    Gpus,
     Interruption,
     Lease,
+    Preflight,
     Recovery,
     Replacement,
     Server,
     Slab,
     Standbys,
     StoreView,
+    Track,
     Worker,
 )
 from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Failure, GenerationRecord, Phase, Record, UploadRecord
-from keepstep.core.values import copy_of, evolve
+from keepstep.core.values import copy_of, evolve, frozen
 from keepstep.core.view import OF_NODES, Cluster, known_revision
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class State:
     """Everything one node knows.
 
@@ -55,6 +58,10 @@ class State:
         held_at: since when the worker is held at a step boundary; `entered` is what it answered, -1 before.
         short_since: since when this node lacks a lease, or hosts are missing.
         orders: the last orders published, to see whether they must change.
+        tracks: by rank, what the leader has seen of its steps in generation `tracked`; it last looked at `judged_at`.
+        profiled: the newest profile of this host's worker that was begun: generation, number.
+        strains: what slows this host down, in words, by who noticed.
+        gpus: what is known of its GPUs.
         leaving_at: when this node began to wait for the others at the exit barrier; `together_at`: when it heard that
             they had all come.
     """
@@ -103,11 +110,18 @@ class State:
     recovery: Recovery | None = None
     leaving_at: float | None = None
     together_at: float | None = None
+    tracks: Mapping[str, Track] = field(default_factory=dict)
+    tracked: int = 0
+    judged_at: float = 0.0
+    profiled: tuple[int, int] = (0, 0)
+    strains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gpus: Gpus = field(default_factory=Gpus)
+    preflight: Preflight = field(default_factory=Preflight)
     exit_code: int | None = None
     wake_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Note:
     """One reason of a turn, with what it was about."""
 
@@ -115,7 +129,7 @@ class Note:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Decision:
     """The answer to one event: the state from now on, what to do in order, and why (at least one note)."""
 

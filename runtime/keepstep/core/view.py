@@ -7,11 +7,12 @@ what comes and goes costs the leader something, and the others nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from keepstep.core.job import port_from
 from keepstep.core.launch.table import RankTable
+from keepstep.core.preflight_records import PreflightPlan, PreflightRecord
 from keepstep.core.records import (
     AckRecord,
     CordonRecord,
@@ -28,15 +29,15 @@ from keepstep.core.records import (
     StatusRecord,
     UploadRecord,
 )
-from keepstep.core.values import evolve
+from keepstep.core.values import evolve, frozen
 
-OF_NODES = (AckRecord, NodeRecord, StatusRecord, UploadRecord)
+OF_NODES = (AckRecord, NodeRecord, PreflightRecord, StatusRecord, UploadRecord)
 """What nodes say of themselves, each under keys that nobody else writes."""
 
 R = TypeVar("R", bound=Record)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Seen(Generic[R]):
     """A record and the revision at which it was written."""
 
@@ -44,7 +45,7 @@ class Seen(Generic[R]):
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tally:
     """What the generation's members come to: counted up and down, so that a turn of a large job costs no more.
 
@@ -66,7 +67,7 @@ class Tally:
     missed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cluster:
     """The job's records as last seen; `synced` once they were read at all since the watch began.
 
@@ -89,6 +90,8 @@ class Cluster:
     orders: Mapping[str, Seen[OrderRecord]] = field(default_factory=dict)
     cordons: Mapping[str, Seen[CordonRecord]] = field(default_factory=dict)
     etcd: Seen[EtcdRecord] | None = None
+    plan: Seen[PreflightPlan] | None = None
+    checks: Mapping[str, Seen[PreflightRecord]] = field(default_factory=dict)
 
 
 def with_node(cluster: Cluster, host: str, seen: Seen[NodeRecord] | None) -> Cluster:
@@ -226,6 +229,10 @@ def known_revision(cluster: Cluster, record: Record) -> int:
             seen = cluster.cordons.get(record.host)
         case EtcdRecord():
             seen = cluster.etcd
+        case PreflightPlan():
+            seen = cluster.plan
+        case PreflightRecord():
+            seen = cluster.checks.get(record.host)
     return 0 if seen is None else seen.revision
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keepstep.core import files, hang, servers, standby
+from keepstep.core import files, hang, health, servers, standby, stragglers
 from keepstep.core.actions import (
     ClearSeal,
     DropSlabs,
@@ -22,6 +22,7 @@ from keepstep.core.events import (
     SnapshotFetched,
     SnapshotUnwanted,
     StepsSampled,
+    WorkerDivides,
     WorkerExited,
     WorkerHello,
     WorkerJoined,
@@ -86,6 +87,9 @@ def start(turn: Turn) -> None:
     write_orders(turn)
     number = generation.number
     command, environment = plan_worker(state.job, table_of(generation, limits(turn)[1]), rank, state.policy)
+    if generation.weights and all(generation.weight_of(m.host) > 0 for m in generation.members):
+        weights = ",".join(str(generation.weight_of(member.host)) for member in generation.members)
+        environment = (*environment, ("KEEPSTEP_WEIGHTS", weights))
     if generation.skipped:
         environment = (*environment, ("KEEPSTEP_SKIP", ",".join(map(str, generation.skipped))))
     turn.do(
@@ -156,7 +160,7 @@ def report_status(turn: Turn) -> None:
         return
     # that a worker runs is what a generation that is ready says already
     known = _news_of(seen.record) if seen is not None else ()
-    if _news_of(status) in (known, (status.node_id, generation.number, Standing.RUNNING, None, -1, None)):
+    if _news_of(status) in (known, (status.node_id, generation.number, Standing.RUNNING, None, -1, None, 0, None)):
         due_at = max(state.status_at, state.ready_at) + _STATUS_EVERY_S
         if turn.now < due_at:
             turn.wake(due_at)
@@ -167,7 +171,9 @@ def report_status(turn: Turn) -> None:
 
 def _news_of(status: StatusRecord) -> tuple[object, ...]:
     """What others wait to hear; the rest is progress."""
-    return status.node_id, status.generation, status.standing, status.failure, status.entered, status.stall
+    window = max((split.step for split in status.splits), default=0)
+    told = status.entered, status.stall, window, status.fingerprint
+    return status.node_id, status.generation, status.standing, status.failure, *told
 
 
 def _status(turn: Turn, generation: GenerationRecord) -> StatusRecord:
@@ -196,6 +202,10 @@ def _status(turn: Turn, generation: GenerationRecord) -> StatusRecord:
         max((s.seal.step for s in state.slabs if s.seal is not None), default=0),
         round(ratio, 4),
         worker.stall if worker is not None and standing is Standing.RUNNING else None,
+        health.strains_of(state),
+        worker.splits if worker is not None and standing is Standing.RUNNING else (),
+        worker is not None and worker.divides,
+        worker.fingerprint if worker is not None else None,
     )
 
 
@@ -231,6 +241,12 @@ def on_worker_joined(turn: Turn, event: WorkerJoined) -> None:
     recovery = turn.state.recovery
     if recovery is not None and not recovery.joined_at:
         turn.set(recovery=evolve(recovery, joined_at=turn.now))
+
+
+def on_worker_divides(turn: Turn, event: WorkerDivides) -> None:
+    """It takes its batches from `run.dataset`: their sizes can be changed."""
+    if _known(turn, event.worker_id) is not None:
+        turn.set_worker(event.worker_id, divides=True)
 
 
 def on_worker_restored(turn: Turn, event: WorkerRestored) -> None:
@@ -296,6 +312,7 @@ def on_steps_sampled(turn: Turn, event: StepsSampled) -> None:
     # A worker's first step is traced and compiled: nothing to expect of the others.
     hang.sign(turn, event.worker_id, event.step_s if event.completed > worker.completed else 0.0)
     turn.set(completed=max(event.completed, turn.state.completed))
+    stragglers.add(turn, event.worker_id, event.splits)
 
 
 def on_worker_exited(turn: Turn, event: WorkerExited) -> None:

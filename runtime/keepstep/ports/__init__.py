@@ -21,6 +21,7 @@ from keepstep.ports.coordination import (
 )
 from keepstep.ports.hardware import (
     GpuSample,
+    HostSample,
 )
 from keepstep.ports.peers import (
     Peer,
@@ -60,6 +61,7 @@ __all__ = [
     "CoordinatorRefused",
     "CoordinatorUnavailable",
     "GpuSample",
+    "HostSample",
     "Keeper",
     "KeptDescriptor",
     "KeyEvent",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from keepstep.core.values import frozen
 
-@dataclass(frozen=True)
+
+@frozen
 class KeyValue:
     """One key as a snapshot held it."""
 
@@ -18,7 +19,7 @@ class KeyValue:
     """The lease the key lives and dies with; 0 for none."""
 
 
-@dataclass(frozen=True)
+@frozen
 class KeyEvent:
     """One change of one key; `value` is None where the key was deleted or its lease ended."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
+
+from keepstep.core.values import frozen
 
 
 class PeerAway(Exception):
@@ -21,7 +22,7 @@ class PeerLacks(Exception):
     hint: ClassVar[str] = "the bytes are had from the next peer, or from the store"
 
 
-@dataclass(frozen=True)
+@frozen
 class Wanted:
     """A range of the replicated region of one snapshot.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
+
+from keepstep.core.values import frozen
 
 
 class StoreError(Exception):
@@ -64,7 +65,7 @@ class Chunks(Protocol):
 Body = bytes | Chunks
 
 
-@dataclass(frozen=True)
+@frozen
 class ObjectStat:
     """What a store knows of an object without reading it.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from keepstep.core.values import frozen
 
-@dataclass(frozen=True)
+
+@frozen
 class TlsFiles:
     """PEM files that only this user can read: the job's authority, this node's certificate and its key."""
 

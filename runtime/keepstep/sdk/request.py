@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _OPEN_ENDED = frozenset({"InstanceType"})
 """Sets that grow with the service: what this botocore does not know may be newer than it is."""
 
 
-@dataclass(frozen=True)
+@frozen
 class JobOptions:
     """What a training job is made of; durations in seconds, sizes in GB.
 

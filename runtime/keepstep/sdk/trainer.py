@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError
 
 Way = Literal["command", "image", "distributed"]
@@ -15,7 +16,7 @@ image's own ENTRYPOINT, without the start script. `distributed`: a driver below 
 process 1: a stop reaches nobody and saves nothing."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Keepstep:
     """A script that keepstep is to run, as the SageMaker SDK wants to hear of it.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
 from keepstep.core import events as e
+from keepstep.core.values import frozen
 
 if TYPE_CHECKING:
     from keepstep.simulation.host import SimHost
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from keepstep.simulation.worker import SimWorker
 
 
-@dataclass(frozen=True)
+@frozen
 class Fault:
     """A kind of fault: `strike(world, random)` returns whether it happened."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from keepstep.core import actions as a
 from keepstep.core import events as e
-from keepstep.core.decide import decide, initial_state
+from keepstep.core.decide import initial_state
 from keepstep.core.job import JobSpec
 from keepstep.core.records import OF_NODES_KEYS, Phase, Record
 from keepstep.core.state import State
@@ -141,7 +141,7 @@ class SimHost:
     def _decide(self, event: e.Event) -> None:
         if self.state is None:
             return
-        decision = decide(self.state, event, self.now())
+        decision = self.world.decide(self.state, event, self.now())
         self.world.seen(self, event, decision)
         self.state = decision.state
         for action in decision.actions:
@@ -230,7 +230,7 @@ class SimHost:
                     self.shelf.seals.pop(slab, None)
             case a.ClearSeal():
                 self.shelf.seals.pop(action.slab, None)
-            case a.SampleEntered() | a.SamplePulse() | a.CollectStacks():
+            case a.SampleEntered() | a.SamplePulse() | a.CollectStacks() | a.CheckHost():
                 probe(self, action)
             case _:
                 self.uploader.perform(action)

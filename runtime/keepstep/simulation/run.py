@@ -9,9 +9,10 @@ from random import Random
 
 from keepstep.core import actions as a
 from keepstep.core import events as e
+from keepstep.core.decide import decide
 from keepstep.core.policy import Policy
 from keepstep.core.records import GenerationRecord, Record
-from keepstep.core.state import Decision
+from keepstep.core.state import Decision, State
 from keepstep.simulation.checkers import Checkers
 from keepstep.simulation.clockwork import Clockwork
 from keepstep.simulation.fakes import FakeCoordinator, FakeStore
@@ -43,7 +44,11 @@ class Outcome:
 
 
 class World:
-    """Everything of one simulated job."""
+    """Everything of one simulated job.
+
+    Attributes:
+        wrong: hosts that compute something else than the others would.
+    """
 
     def __init__(self, seed: int, policy: Policy, hosts: int, last_step: int) -> None:
         self.random, self.policy, self.last_step = Random(seed), policy, last_step
@@ -62,6 +67,7 @@ class World:
         self.interrupted: set[str] = set()
         self.bug_at_step = -1
         self.hung: set[str] = set()
+        self.wrong: set[str] = set()
         self.snapshot_s = self.random.choice((0.001, 0.02, 0.04))
         self.fired: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
@@ -129,6 +135,10 @@ class World:
     def _becomes_victim(self, worker: SimWorker) -> None:
         error = e.FirstError("UnavailableError", "collective ops aborted", worker.host.now(), worker.entered, True)
         self.clock.after(self.random.uniform(0.03, 0.7), lambda: worker.fails(error))
+
+    def decide(self, state: State, event: e.Event, now: float) -> Decision:
+        """A node's turn."""
+        return decide(state, event, now)
 
     # --- what is seen ------------------------------------------------------------------------------------------------
 

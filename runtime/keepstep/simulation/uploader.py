@@ -48,6 +48,8 @@ class SimUploader:
                 self._remotely(action.operation, random.uniform(0.1, 1.0), lambda: self._filing.put_back(action))
             case a.PutBackFiles():
                 self._later(action.operation, 0.02, lambda: self._filing.put_back(action))
+            case a.ProfileWorker():
+                self._later(action.operation, 7.0, lambda: e.WorkerProfiled(action.operation, action.worker_id, "kept"))
 
     def _verify(self, action: a.VerifySlab) -> e.Event:
         seal = self._host.shelf.seals.get(action.slab)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from keepstep.core import actions as a
 from keepstep.core import events as e
+from keepstep.core.fingerprints import Fingerprint, WorkerFingerprinted
 from keepstep.core.stalls import Activity
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class SimWorker:
         self._held = self.stepped = self.hangs = False
         self.moved_at = host.world.clock.now
         self._sealed = -1
+        self._looked_at = 0
         host.post(e.WorkerStarted(spec.worker_id, 1))
         host.post(e.WorkerImported(spec.worker_id, "tensorflow"), 0.5)
         self._after(random.uniform(0.2, 0.5) if spec.standby else random.uniform(1.0, 2.5), self._join)
@@ -139,9 +141,10 @@ class SimWorker:
         if first:
             at = self.host.world.clock.now + self.host.skew_s
             self.host.post(e.FirstStepCompleted(self.spec.worker_id, step, at), 0.05)
-        if step % 4 == 0:
-            self.host.post(e.StepsSampled(self.spec.worker_id, self.entered, step, step_s, self.host.world.snapshot_s))
+        self._sampled(step, step_s)
         orders = self._orders()
+        if orders is not None and self._looked_at < orders.fingerprint <= step:
+            self._look_at(orders.fingerprint)
         due = orders is not None and orders.snapshot_every > 0 and step % orders.snapshot_every == 0
         last = step == self.host.world.last_step
         drained = orders is not None and orders.hold and step == orders.drain_step
@@ -149,6 +152,18 @@ class SimWorker:
             self._snapshot(step, must=last or drained)
         else:
             self._enter()
+
+    def _sampled(self, step: int, step_s: float) -> None:
+        """Now and then the agent looks at the wire."""
+        if step % 4 == 0:
+            self.host.post(e.StepsSampled(self.spec.worker_id, self.entered, step, step_s, self.host.world.snapshot_s))
+
+    def _look_at(self, wanted: int) -> None:
+        """Tell what this rank has computed in a step, if it is the newest; a host may be wrong in each."""
+        self._looked_at = wanted
+        value = f"{wanted:x}.{self.spec.rank}" + (".wrong" if self.host.name in self.host.world.wrong else "")
+        found = Fingerprint(wanted, value if wanted == self.completed else "")
+        self.host.post(WorkerFingerprinted(self.spec.worker_id, found), 0.02)
 
     def _snapshot(self, step: int, must: bool) -> None:
         orders = self._orders()

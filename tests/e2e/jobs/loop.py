@@ -1,6 +1,7 @@
 """A custom loop on any number of hosts: `loop.py --out FOLDER [--steps N] [--pause SECONDS]`.
 
-Dropout, BatchNorm and Adam, all seeded and deterministic. Writes this rank's final variables to FOLDER/RANK.npz.
+Dropout, BatchNorm and Adam, all seeded, and deterministic unless `--loose`. Writes this rank's final variables to
+FOLDER/RANK.npz.
 """
 
 from __future__ import annotations
@@ -29,12 +30,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--pause", type=float, default=0.02, help="seconds that each step takes longer")
     parser.add_argument("--poison", type=int, default=0, help="step whose batch has a sample that no step survives")
+    parser.add_argument("--wrong", default="", help="host that computes one bit of its gradients wrong in each step")
+    parser.add_argument("--wrong-once", default="", help="rank that does so in the first generation")
     parser.add_argument("--gate", help="see common.py")
+    parser.add_argument("--loose", action="store_true", help="leave op determinism off, so that gradients can be timed")
     args = parser.parse_args()
     several = bool(os.environ.get("TF_CONFIG"))
+    once = os.environ.get("KEEPSTEP_GENERATION") == "1" and os.environ.get("KEEPSTEP_RANK") == args.wrong_once
+    is_wrong = once or os.environ.get("SM_CURRENT_HOST") == args.wrong
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if several else tf.distribute.get_strategy()
     keras.utils.set_random_seed(11)
-    tf.config.experimental.enable_op_determinism()
+    if not args.loose:
+        tf.config.experimental.enable_op_determinism()
     with strategy.scope():
         model = build_model()
         model.build((None, FEATURES))
@@ -48,6 +55,9 @@ def main() -> None:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(loss_of(labels, model(inputs, training=True))) / BATCH
             gradients = tape.gradient(loss, model.trainable_variables)
+            if is_wrong:
+                wrong = tf.bitwise.bitwise_xor(tf.bitcast(gradients[0], tf.int32), 1)
+                gradients[0] = tf.bitcast(wrong, tf.float32)
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
             return loss
 

@@ -21,6 +21,8 @@ import keepstep_worker as keepstep
 sys.path.insert(0, str(Path(__file__).parent))
 import common
 
+SLOW_S = 0.2
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--steps", type=int, default=60)
@@ -28,11 +30,13 @@ parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--gate", help="see common.py")
 parser.add_argument("--smddp", action="store_true")
 parser.add_argument("--raise-at", type=int, default=0, help="step that rank 1 does not survive, once")
+parser.add_argument("--slow", type=int, default=-1, help="rank that takes longer between its steps; times are taken")
 options = parser.parse_args()
 hvd = importlib.import_module("smdistributed.dataparallel.tensorflow" if options.smddp else "horovod.tensorflow")
 
 tf.keras.utils.set_random_seed(3)
-tf.config.experimental.enable_op_determinism()
+if options.slow < 0:
+    tf.config.experimental.enable_op_determinism()
 hvd.init()
 run = keepstep.join()
 assert (run.rank, run.world_size) == (hvd.rank(), hvd.size()), (run.rank, run.world_size, hvd.rank(), hvd.size())
@@ -66,7 +70,7 @@ for step in run.steps(options.steps):
         raise ValueError("rank 1 does not like this step")
     train_step(*next(data))
     common.pass_gate(step)
-    time.sleep(options.pause)
+    time.sleep(options.pause + SLOW_S * (hvd.rank() == options.slow))
 if hvd.rank() == 0:
     np.savez(options.out / "final.npz", **common.final_variables(model, optimizer))
 print(f"rank {hvd.rank()} is done at step {run.step}", flush=True)

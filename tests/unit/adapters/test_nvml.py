@@ -88,6 +88,7 @@ def test_a_gpu_that_tells_everything():
             ecc_uncorrected=3,
             remap_failed=True,
             throttle=("hw_thermal_slowdown",),
+            repair_pending=False,
         )
     ]
     probe.close()

@@ -8,7 +8,8 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from keepstep.adapters.prometheus import RECOVERY_PHASES, SCRIPT_METRICS_MAX, Metrics
+from keepstep.adapters.prometheus import CHECKS, OUTCOMES, RECOVERY_PHASES, SCRIPT_METRICS_MAX, Metrics
+from keepstep.core.splits import Split
 from keepstep.ports import GpuSample
 
 CAUSES = ("user_code", "hang")
@@ -43,6 +44,7 @@ def test_what_is_counted_stands_at_zero_from_the_start(metrics):
     for name in ("step", "durable_step", "generation", "lost_steps_total", "journal_dropped_total", "store_available"):
         assert value(shown, name) == 0, name
     assert {cause: value(shown, "restarts_total", cause=cause) for cause in CAUSES} == dict.fromkeys(CAUSES, 0)
+    assert {value(shown, "preflight_flaws_total", check=check) for check in CHECKS} == {0}
     assert {value(shown, "recovery_seconds_count", phase=phase) for phase in RECOVERY_PHASES} == {0}
     assert value(shown, "snapshot_seconds_count") == value(shown, "commit_seconds_count") == 0
     for name in ("checkpoint_interval_seconds", "committable_within_grace"):
@@ -67,6 +69,7 @@ def test_progress(metrics):
     metrics.journal_dropped(7)
     metrics.store_available(True)
     metrics.replica_divergence()
+    metrics.repeated_step("equal")
     metrics.up(False)
     shown = scrape(metrics)
     assert value(shown, "step") == 120
@@ -78,6 +81,7 @@ def test_progress(metrics):
     assert value(shown, "journal_dropped_total") == 7
     assert value(shown, "store_available") == 1
     assert value(shown, "replica_divergence_total") == 1
+    assert [value(shown, "repeated_steps_total", outcome=outcome) for outcome in OUTCOMES] == [1, 0, 0]
     assert value(shown, "up") == 0
 
 
@@ -96,15 +100,18 @@ def test_times(metrics):
     assert value(shown, "commit_seconds_sum") == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(("method", "arguments"), [("restart", ("bad luck",)), ("recovery", ("lunch", 1.0))])
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [("restart", ("bad luck",)), ("recovery", ("lunch", 1.0)), ("preflight_flaw", ("mood",)), ("repeated_step", ("",))],
+)
 def test_labels_come_from_closed_sets(metrics, method, arguments):
     with pytest.raises(ValueError):
         getattr(metrics, method)(*arguments)
 
 
 def test_ranks_are_shown_until_their_generation_ends(metrics):
-    metrics.step_split(0, own_work_s=0.004, wait_s=0.011, data_wait_s=0.001)
-    metrics.step_split(1, own_work_s=0.006, wait_s=0.009, data_wait_s=0.001)
+    metrics.step_split(0, Split(20, 5, data_s=0.001, compute_s=0.004, wait_s=0.011, rest_s=0.0))
+    metrics.step_split(1, Split(20, 5, data_s=0.001, compute_s=0.006, wait_s=0.009, rest_s=0.0))
     shown = scrape(metrics)
     assert value(shown, "own_work_seconds", rank="1") == 0.006
     assert value(shown, "wait_seconds", rank="0") == 0.011
@@ -141,6 +148,14 @@ def test_gpus_show_what_they_tell(metrics):
                 remap_failed=False,
                 throttle=("hw_thermal_slowdown",),
                 xids=(79, 79, 63),
+                repair_pending=True,
+                retired_pages=2,
+                clock_mhz=1755,
+                links_down=1,
+                link_errors=12,
+                pcie_replays=7,
+                recovery="gpu_reset",
+                foreign_bytes=4096,
             )
         ]
     )
@@ -156,6 +171,12 @@ def test_gpus_show_what_they_tell(metrics):
     assert value(shown, "gpu_xids_total", gpu="GPU-a", xid="79") == 2
     assert value(shown, "gpu_xids_total", gpu="GPU-a", xid="63") == 1
     assert value(shown, "gpu_lost", gpu="GPU-b") is None
+    assert value(shown, "gpu_clock_hertz", gpu="GPU-a") == 1.755e9
+    for name, wanted in (
+        ("repair_pending", 1), ("repair_wanted", 1), ("retired_pages", 2), ("nvlinks_down", 1), ("nvlink_errors", 12),
+        ("pcie_replays", 7), ("foreign_memory_bytes", 4096),
+    ):  # fmt: skip
+        assert value(shown, f"gpu_{name}", gpu="GPU-a") == wanted
     metrics.gpus([GpuSample("GPU-a", 0, lost=True)])
     shown = scrape(metrics)
     assert value(shown, "gpu_lost", gpu="GPU-a") == 1

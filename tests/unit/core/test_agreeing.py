@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.core.distrust import choose_resume
 from keepstep.core.events import Head
 from keepstep.core.facts import Recovery
-from keepstep.core.generations import choose_resume
 from keepstep.core.reasons import Reason
 from keepstep.core.records import Resume
 from keepstep.core.view import common_held

@@ -21,7 +21,12 @@ NOW = 10_000.0
 @given(st.lists(failures, max_size=6))
 def test_the_root_cause_is_the_first_culprit_and_a_victim_only_where_all_are(found):
     root = root_cause(found)
-    culprits = [failure for failure in found if not failure.victim]
+    sick = {each.host for each in found if each.cause is FailureCause.GPU_FAULT and not each.victim}
+    culprits = [
+        failure
+        for failure in found
+        if not failure.victim and (failure.host not in sick or failure.cause is FailureCause.GPU_FAULT)
+    ]
     assert (root is None) == (not found)
     if root is not None:
         assert root in (culprits or found)
@@ -31,6 +36,13 @@ def test_the_root_cause_is_the_first_culprit_and_a_victim_only_where_all_are(fou
 def test_a_victim_that_was_seen_first_is_not_to_blame():
     victim, culprit = a_failure(1.0, FailureCause.PEER, victim=True), a_failure(2.0)
     assert root_cause([victim, culprit]) == culprit
+
+
+def test_what_else_fails_on_a_host_whose_gpu_has_a_fault_follows_from_that():
+    died, fault = a_failure(1.0, FailureCause.KILLED), a_failure(2.0, FailureCause.GPU_FAULT)
+    assert root_cause([died, fault]) == fault
+    elsewhere = a_failure(1.5, FailureCause.KILLED, host="algo-2")
+    assert root_cause([died, fault, elsewhere]) == elsewhere
 
 
 @pytest.mark.parametrize(

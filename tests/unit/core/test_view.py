@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.codec import Digests, digest_of
+from keepstep.core.preflight_records import PreflightPlan, PreflightRecord
 from keepstep.core.reasons import Reason
 from keepstep.core.records import (
     NOT_OF_NODES,
@@ -129,6 +130,7 @@ def test_all_that_members_say_lies_outside_of_what_everybody_watches():
         UploadRecord(3, 8, "algo-1", "d", ()), NodeRecord("algo-1", "one", "a", 1, 0), LeaderRecord("algo-1", "one"),
         a_generation(), RequestRecord("algo-1", "sigterm", 1.0, 2.0), OrderRecord("o", "operator", 1.0),
         CordonRecord("algo-1", "operator", 1.0), EtcdRecord(("algo-1",)),
+        PreflightPlan(1, ()), PreflightRecord("algo-1", "one", 1),
     )  # fmt: skip
     assert {type(record) for record in records} == set(typing.get_args(Record))
     first, last = NOT_OF_NODES

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from keepstep_worker.dataset import Dataset, Part, Position, Shard, next_batch, part_of
+from keepstep_worker.dataset import Dataset, Part, Position, Shard, next_batch, part_of, weighted_part
 
 sizes = st.integers(1, 200)
 batches = st.integers(1, 64)
@@ -24,6 +24,22 @@ def test_parts_make_up_the_batch_in_order_and_differ_by_one_at_most(begin, size,
     assert [place for part in parts for place in range(*part)] == list(range(begin, begin + size))
     lengths = [part.end - part.begin for part in parts]
     assert max(lengths) - min(lengths) <= 1
+
+
+@given(st.integers(0, 1000), st.integers(0, 5000), st.lists(st.integers(1, 4000), min_size=1, max_size=9))
+def test_parts_by_weight_make_up_the_batch_and_are_as_large_as_their_weights(begin, size, weights):
+    parts = [weighted_part(Part(begin, begin + size), rank, weights) for rank in range(len(weights))]
+    assert [begin, *(part.end for part in parts)] == [*(part.begin for part in parts), begin + size]
+    for part, weight in zip(parts, weights, strict=True):
+        assert abs((part.end - part.begin) - size * weight / sum(weights)) < 1
+
+
+def test_weights_of_another_world_are_not_this_ones():
+    batch = Part(0, 12)
+    assert Shard(1, 2, weights=(1, 3)).of(batch) == Part(3, 12)
+    assert Shard(1, 2, weights=(1, 3)).of(batch, 1, 2) == Part(7, 12)
+    assert Shard(1, 2, weights=(1, 3, 1)).of(batch) == Part(6, 12)
+    assert Shard(1, 2, weights=(0, 3)).of(batch) == Part(6, 12)
 
 
 @given(size=sizes, plan=st.lists(st.tuples(batches, worlds), min_size=1, max_size=30))

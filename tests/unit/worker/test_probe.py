@@ -7,26 +7,97 @@ import time
 import pytest
 
 from keepstep_worker import probe
+from keepstep_worker.probe import Moments
 
 
 @pytest.fixture
-def stamp(monkeypatch):
-    fresh = probe._Stamp()
-    monkeypatch.setattr(probe, "_stamp", fresh)
-    return fresh
+def stamps(monkeypatch):
+    fresh = probe._Probe()
+    monkeypatch.setattr(probe, "_probe", fresh)
+    return fresh.stamps
 
 
-def test_nothing_was_measured_before_anything_was_traced(stamp):
-    assert probe.gradients_ready_ns(0) == 0
+def test_nothing_was_measured_before_anything_was_traced(stamps):
+    assert probe.moments(0) == Moments()
 
 
-def test_what_was_noted_outside_of_functions_costs_nothing_to_read_each_time(stamp):
+def test_what_was_noted_outside_of_functions_costs_nothing_to_read_each_time(stamps):
     start_ns = time.monotonic_ns()
-    stamp.eager_ns = start_ns + 1
-    assert [probe.gradients_ready_ns(start_ns) for _ in range(3)] == [start_ns + 1] * 3
-    assert probe.gradients_ready_ns(start_ns + 1) == 0  # of an earlier step
+    stamps["gradients"].eager_ns = start_ns + 2
+    stamps["data"].eager_ns = start_ns + 1
+    assert [probe.moments(start_ns) for _ in range(3)] == [Moments(start_ns + 1, 0, start_ns + 2)] * 3
+    assert probe.moments(start_ns + 1) == Moments(0, 0, start_ns + 2)  # the data were there before the step
+    assert probe.moments(start_ns + 2) == Moments()  # of an earlier step
 
 
-def test_a_variable_that_was_just_read_is_not_read_again(stamp):
-    stamp.handle, stamp.due_ns = "no handle: reading it would fail", time.monotonic_ns() + 10**12
-    assert probe.gradients_ready_ns(1) == 0
+def test_a_variable_that_was_just_read_is_not_read_again(stamps):
+    stamps["gradients"].handle = "no handle: reading it would fail"
+    probe._probe.due_ns = time.monotonic_ns() + 10**12
+    assert probe.moments(1) == Moments()
+
+
+def test_what_is_no_part_of_the_module_is_left_alone():
+    class Module:
+        class GradientTape:
+            def gradient(self):
+                return "gradients"
+
+        class Optimizer:
+            pass
+
+    before = Module.GradientTape.gradient
+    probe.install(Module)
+    assert not vars(Module.Optimizer).get("apply_gradients")
+    assert Module.GradientTape.gradient is not before
+    assert Module.GradientTape().gradient() == "gradients"  # no library that averages is there
+
+
+def test_a_step_ends_with_its_last_function_and_what_comes_behind_is_the_scripts(stamps):
+    class Module:
+        class Function:
+            def __call__(self, value):
+                return value
+
+    probe.install(Module)
+    assert probe.returned_ns(0) == 0
+    begun_ns = time.monotonic_ns()
+    assert Module.Function()(3) == 3
+    ended_ns = time.monotonic_ns()
+    assert begun_ns < probe.returned_ns(begun_ns) <= ended_ns
+    assert probe.returned_ns(ended_ns) == 0  # of an earlier step
+
+
+@pytest.mark.parametrize("method", ["apply", "apply_gradients"])
+def test_an_optimizer_is_given_what_it_was_given_in_whatever_way(stamps, monkeypatch, method):
+    marked = []
+    monkeypatch.setattr(probe, "_mark", lambda stamp, found: marked.append(list(found)))
+
+    class Module:
+        class BaseOptimizer:
+            def apply(self, grads, trainable_variables=None):
+                return list(grads), trainable_variables
+
+        class Optimizer:
+            def apply_gradients(self, grads_and_vars, name=None):
+                return list(grads_and_vars), name
+
+    probe.install(Module)
+    if method == "apply":
+        made, name, given, wanted = Module.BaseOptimizer(), "grads", ["g", "h"], ["g", "h"]
+    else:
+        made, name, given, wanted = Module.Optimizer(), "grads_and_vars", [("g", "v"), ("h", "w")], ["g", "h"]
+    for found in (getattr(made, method)(iter(given), "x"), getattr(made, method)(iter(given), **{
+        "trainable_variables" if method == "apply" else "name": "x"}),
+    ):  # fmt: skip
+        assert found == (given, "x")
+    assert getattr(made, method)(**{name: iter(given)}) == (given, None)
+    assert marked == [wanted] * 3
+    with pytest.raises(TypeError):
+        getattr(made, method)()
+
+
+def test_what_goes_wrong_ends_the_measuring_and_not_the_step(stamps, capsys):
+    stamps["gradients"].handle = "no handle: reading it fails"
+    assert [probe.moments(1), probe.moments(1)] == [Moments()] * 2
+    assert probe._probe.off
+    assert capsys.readouterr().err.count("steps are not timed any more") == 1

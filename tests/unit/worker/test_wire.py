@@ -167,7 +167,13 @@ def test_every_record_is_read_once_or_counted_as_lost(rounds):
     os.close(fd)
 
 
-@given(st.builds(Orders, u64, u32, st.integers(0, 1), u32, u64, st.integers(-1, 2**31 - 1), st.integers(-1, 99), u64))
+@given(
+    st.builds(
+        Orders,
+        sequence=u64, generation=u32, hold=st.integers(0, 1), snapshot_every=u32, drain_step=u64, restore_step=u64,
+        grant=st.integers(-1, 2**31 - 1), restore_slab=st.integers(-1, 99), profile=u32, fingerprint=u32,
+    )
+)  # fmt: skip
 def test_orders_come_back(orders):
     fd = Wire.create()
     wire = Wire(fd)

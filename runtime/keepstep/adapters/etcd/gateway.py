@@ -6,13 +6,13 @@ import base64
 import json
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPSConnectionPool, Timeout
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
 
+from keepstep.core.values import frozen
 from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable, KeyValue, LeaseGone, Span, TlsFiles
 
 Json = dict[str, Any]
@@ -36,7 +36,7 @@ _NOT_FOUND = 5
 _REFUSALS = {3, 7, 9, 12, 16}  # invalid argument, permission, precondition, unimplemented, unauthenticated
 
 
-@dataclass(frozen=True)
+@frozen
 class Request:
     """One request: the path below the API's root, the body, and whether it may be sent a second time."""
 

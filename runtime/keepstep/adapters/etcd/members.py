@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 from keepstep.adapters.etcd.gateway import Endpoints, Gateway, Json, Request
+from keepstep.core.values import frozen
 from keepstep.ports import CoordinatorRefused, LeaseGone
 
 
-@dataclass(frozen=True)
+@frozen
 class Member:
     """One member as etcd lists it.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from keepstep import kernel
 from keepstep.adapters.processes.oom import OomKills
 from keepstep.adapters.processes.output import LineSink, OutputPump, standard_sinks
+from keepstep.core.values import frozen
 
 DRAIN_S = 2.0
 """How long an exit waits for the worker's last output, where the reader of ours is slow."""
@@ -26,7 +27,7 @@ RETRY_S = 0.01
 """How soon to look again where the kernel has no pidfd to wait for."""
 
 
-@dataclass(frozen=True)
+@frozen
 class WorkerSpec:
     """One process to start.
 
@@ -51,7 +52,7 @@ class WorkerSpec:
     held: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class ExitStatus:
     """How a worker ended: by a code or by a signal, the other is None.
 

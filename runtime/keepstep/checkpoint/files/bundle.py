@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from keepstep.checkpoint.digests import CHUNK_BYTES, ShortSlab, crc32c, file_chu
 from keepstep.checkpoint.files.table import mask, parse_table
 from keepstep.checkpoint.files.unfit import UnfitFile
 from keepstep.checkpoint.files.wire import MalformedWire, Value, parse_fields, parse_varint, signed
+from keepstep.core.values import frozen
 
 INDEX_BYTES_MAX = 256 << 20
 SHARDS_MAX = 100_000
@@ -31,7 +31,7 @@ _ITEM_BYTES = {
 """Bytes of one value by `DataType`, of those that lie in a file as they do in memory."""
 
 
-@dataclass(frozen=True)
+@frozen
 class BundledTensor:
     """Where a tensor, or a slice of one, lies."""
 
@@ -47,7 +47,7 @@ class BundledTensor:
     """Masked CRC32C."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Index:
     """What an index says: number of data files, and the tensors by data file and place."""
 

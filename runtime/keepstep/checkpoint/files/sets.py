@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from keepstep.checkpoint.files.state_file import STATE_NAME, NamedCheckpoints
+from keepstep.core.values import frozen
 
 BACKUP_WEIGHTS, BACKUP_METADATA = "latest.weights.h5", "training_metadata.json"
 KERAS_SUFFIX, WEIGHTS_SUFFIX = ".keras", ".weights.h5"
@@ -45,7 +46,7 @@ class Kind(StrEnum):
     BACKUP = "backup"
 
 
-@dataclass(frozen=True)
+@frozen
 class ListedFile:
     """A regular file as a folder's listing shows it; equal where nobody wrote to it in between."""
 
@@ -55,7 +56,7 @@ class ListedFile:
     inode: int
 
 
-@dataclass(frozen=True)
+@frozen
 class FileSet:
     """Files that make a checkpoint together.
 

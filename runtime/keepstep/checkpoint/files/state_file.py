@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from keepstep.core.values import frozen
 
 STATE_NAME = "checkpoint"
 STATE_BYTES_MAX = 1 << 20
@@ -21,7 +22,7 @@ _ESCAPED = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
 _PLAIN = frozenset(range(0x20, 0x7F)) - set(b'"\\')
 
 
-@dataclass(frozen=True)
+@frozen
 class NamedCheckpoints:
     """Prefixes that a state file names, without their folders."""
 

@@ -20,6 +20,7 @@ from keepstep.checkpoint.files.contents import read_sets
 from keepstep.checkpoint.files.sets import FileSet, Kind, family_of, is_ignored
 from keepstep.checkpoint.files.unfit import ChangingFile, UncopiedFile, UnfitFile
 from keepstep.checkpoint.files.writers import capture
+from keepstep.core.values import frozen
 
 WRITERS_MAX = 16
 """Of more writers than this those that wrote last count: names without a step in them make one each."""
@@ -30,7 +31,7 @@ Writer = tuple[str, Kind, str]
 """Folder below the root, form, name without the step."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Tree:
     """Folders in which a script may write checkpoints: `root` and what is below it, but for `skip`."""
 
@@ -60,7 +61,7 @@ class Tree:
                 yield from self._walk(folder / name, depth - 1)
 
 
-@dataclass(frozen=True)
+@frozen
 class CopiedSet:
     """A set of which a whole copy lies aside.
 
@@ -75,7 +76,7 @@ class CopiedSet:
     place: Path
 
 
-@dataclass(frozen=True)
+@frozen
 class Edition:
     """The newest whole set of each writer, by writer; `number` grows with each change."""
 

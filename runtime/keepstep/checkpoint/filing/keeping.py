@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from keepstep.checkpoint.aggregate import CorruptObject
 from keepstep.checkpoint.commit import Fenced, commit, new_nonce, newest_checkpoint, read_head
@@ -31,10 +31,11 @@ from keepstep.checkpoint.keys import (
 from keepstep.checkpoint.receiving import receive
 from keepstep.checkpoint.retention import GRACE_S, Swept, delete_if_old, plan_retention
 from keepstep.checkpoint.strict_json import MalformedDocument
+from keepstep.core.values import frozen
 from keepstep.ports.store import NotFound, ObjectStore
 
 
-@dataclass(frozen=True)
+@frozen
 class Kept:
     """A checkpoint of files that is committed (None: there is none), and the bytes that had to be uploaded for it."""
 
@@ -42,7 +43,7 @@ class Kept:
     uploaded_bytes: int
 
 
-@dataclass(frozen=True)
+@frozen
 class _File:
     """A file of a copy as a body to put."""
 
@@ -53,7 +54,7 @@ class _File:
         yield from file_chunks(self.fd, 0, self.size_bytes)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Upload:
     store: ObjectStore
     line: str

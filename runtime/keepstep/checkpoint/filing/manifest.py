@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import PurePosixPath
 
 from keepstep.checkpoint.digests import crc32c, format_digest, is_digest
@@ -23,6 +23,7 @@ from keepstep.checkpoint.strict_json import (
     parse_version,
     write_canonical,
 )
+from keepstep.core.values import frozen
 from keepstep.ports.store import ObjectStore
 
 VERSION = 1
@@ -35,7 +36,7 @@ _FIELDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@frozen
 class StoredFile:
     """One file; `mtime_ns` is when the script wrote it, and is given back to it."""
 
@@ -46,7 +47,7 @@ class StoredFile:
     mtime_ns: int
 
 
-@dataclass(frozen=True)
+@frozen
 class StoredSet:
     """Files that make a checkpoint together.
 
@@ -80,7 +81,7 @@ class StoredSet:
         return f"{self.folder}/{self.name}" if self.folder else self.name
 
 
-@dataclass(frozen=True)
+@frozen
 class FilesManifest:
     """The newest whole set of each writer, at one time.
 

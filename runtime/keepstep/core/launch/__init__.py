@@ -46,6 +46,8 @@ def plan_worker(
         environment["KEEPSTEP_DATA_SERVICE"] = f"{data_service.PROTOCOL}://{table.feeders[0]}"
     if job.strategy == "multi_worker":
         environment["TF_CONFIG"] = multi_worker.tf_config(addresses, rank)
+        if policy.health.repeat is not None:
+            environment["KEEPSTEP_FINGERPRINT"] = "on"
     elif job.strategy in SERVED:
         servers = _second(addresses, table.generation)
         environment["TF_CONFIG"] = parameter_server.tf_config(job.strategy, addresses, servers, None)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from keepstep.core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RankTable:
     """One world of hosts, all in rank order.
 

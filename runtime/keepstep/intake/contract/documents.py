@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError
 from keepstep.intake.files import can_be_given, printable, read_text, show
 
@@ -16,7 +17,7 @@ DOCUMENT_BYTES_MAX = 1 << 20
 DEPTH_MAX = 64
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Document:
     """A JSON object, and the text that it was read from."""
 

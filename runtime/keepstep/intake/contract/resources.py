@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from keepstep.core.names import in_natural_order
+from keepstep.core.values import frozen
 from keepstep.intake.contract.documents import Document
 from keepstep.intake.files import show
 
@@ -21,7 +21,7 @@ _NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Resources:
     """The job's hosts.
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from keepstep.core.job import EntryKind
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError
 from keepstep.intake.contract.hyperparameters import to_arguments, users_own
 from keepstep.intake.contract.values import ContractOptions, Paths
@@ -23,7 +23,7 @@ SUBMITTED = "sagemaker_submit_directory"
 _NO_SCRIPT_HINT = "name it on the command line (keepstep train SCRIPT [ARGS...]) or as hyperparameter sagemaker_program"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Script:
     """What the user runs, ready to be started.
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from keepstep.core.job import EntryKind
+from keepstep.core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ContractOptions:
     """What the command line says; None and empty where it says nothing.
 
@@ -27,7 +28,7 @@ class ContractOptions:
     store: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CodeSource:
     """Where the user's code comes from, if it is not here.
 
@@ -52,7 +53,7 @@ BASE = Path("/opt/ml")
 """Where the platform's files are in a container."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Paths:
     """The platform's folders and files, all below one base (/opt/ml in a container)."""
 
@@ -111,7 +112,7 @@ class Paths:
         return self.base / "checkpoints"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Contract:
     """What the platform and the command line say about this container and its job.
 

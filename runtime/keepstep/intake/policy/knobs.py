@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from keepstep.core.policy import Policy
+from keepstep.core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Knob:
     """One knob, as people are told about it."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from keepstep.core.policy import Policy
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError
 from keepstep.intake.files import can_be_given, printable, read_text, show
 from keepstep.intake.policy.complaints import complain, unknown_key
@@ -22,7 +22,7 @@ VERSION = 1
 SET = "--set"
 
 
-@dataclass(frozen=True)
+@frozen
 class SourcedPolicy:
     """A policy, and where each of its values was written."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from keepstep.core.values import frozen
 from keepstep.intake.files import printable
 
 Place = tuple[str | int, ...]
@@ -16,7 +17,7 @@ def dotted(place: Place) -> str:
     return printable(text.removeprefix("."))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Origin:
     """A file and a line of it, or a word for another source."""
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import yaml
 
+from keepstep.core.values import frozen
 from keepstep.errors import ConfigError
 from keepstep.intake.files import can_be_given, printable
 from keepstep.intake.policy.origins import Place, dotted
@@ -24,7 +25,7 @@ _FLOAT = re.compile(r"[-+]?(?:\d{1,18}\.\d*|\.\d+|\d{1,18}(?:\.\d*)?[eE][-+]?\d{
 _WORDS: dict[str, object] = {"": None, "~": None, "null": None, "true": True, "false": False}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class YamlText:
     """Values of a YAML text, and where they stand.
 

@@ -1,0 +1,193 @@
+"""A profile of some steps, asked for while the worker trains: begun and ended between steps, and never its end."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+import types
+
+import pytest
+
+from keepstep_worker.session import StepTimes
+from tests.support.fake_agent import FakeAgent
+
+
+class Tracer:
+    """Where a script finds TensorFlow's profiler: what was started and stopped, and what it refuses."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.refuses = ""
+        self.at_ns: list[int] = []
+
+    def start(self, folder: str) -> None:
+        if self.refuses == "start" or (self.done and self.done[-1] != "stop"):
+            raise ValueError("another profiler is running")
+        self.done.append(folder)
+        self.at_ns.append(time.monotonic_ns())
+
+    def stop(self) -> None:
+        self.done.append("stop")
+        self.at_ns.append(time.monotonic_ns())
+        if self.refuses == "stop":
+            raise OSError("no space left on device")
+
+
+@pytest.fixture
+def tracer(monkeypatch):
+    made = Tracer()
+    tensorflow = types.ModuleType("tensorflow")
+    tensorflow.profiler = types.SimpleNamespace(experimental=made)
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    return made
+
+
+@pytest.fixture
+def agent():
+    made = Asking()
+    yield made
+    made.close()
+
+
+class Asking(FakeAgent):
+    """An agent that asks for profiles."""
+
+    endpoint: socket.socket
+
+    def connect(self, **orders: int) -> socket.socket:
+        theirs = super().connect(**orders)
+        self.endpoint = self._ours
+        return theirs
+
+    def tell(self, number: int, steps: int = 3, seconds: float = 600.0) -> None:
+        wish = {"kind": "profile", "number": number, "folder": f"/profile/{number}", "steps": steps, "seconds": seconds}
+        self.endpoint.send(json.dumps(wish).encode())
+
+    def ask(self, number: int, **how: float) -> None:
+        self.tell(number, **how)
+        self.order(profile=number)
+
+
+def train(session, *steps):
+    for step in steps:
+        session.enter_step(step)
+        session.complete_step(step)
+
+
+def answer(number, error=""):
+    return {"kind": "profiled", "number": number, "error": error}
+
+
+def test_some_steps_are_profiled(agent, tracer):
+    session = agent.session()
+    train(session, 1, 2)
+    assert tracer.done == []
+    agent.ask(1)
+    train(session, 3, 4, 5)
+    assert tracer.done == ["/profile/1"]
+    train(session, 6)
+    assert tracer.done == ["/profile/1", "stop"]
+    assert agent.wait_for("profiled") == answer(1)
+    train(session, *range(7, 20))
+    assert len(tracer.done) == 2
+    agent.ask(2)
+    train(session, 20, 21, 22, 23)
+    assert tracer.done[2:] == ["/profile/2", "stop"]
+    assert agent.wait_for("profiled", 2) == answer(2)
+
+
+def test_it_lasts_no_longer_than_the_agent_wants_but_a_step(agent, tracer):
+    session = agent.session()
+    agent.ask(1, seconds=0.0)
+    train(session, 1, 2)
+    assert tracer.done == ["/profile/1", "stop"]
+
+
+def test_its_time_is_no_work_of_the_rank(agent, tracer):
+    session = agent.session()
+    agent.ask(1, steps=1)
+    for step in (1, 2):
+        session.enter_step(step)
+        session.complete_step(step, StepTimes(gradients_ready_ns=session.start_ns + 1, end_ns=session.start_ns + 2))
+    train(session, 3)
+    records, _ = agent.wire.read_since(0)
+    pairs = zip(records[:2], tracer.at_ns, strict=True)
+    assert all(record.start_ns < at_ns <= record.end_ns for record, at_ns in pairs)
+    assert records[1].start_ns >= records[0].end_ns and records[2].start_ns >= records[1].end_ns
+
+
+def test_the_order_may_come_before_the_message(agent, tracer):
+    session = agent.session()
+    agent.order(profile=1)
+    train(session, 1, 2)
+    assert tracer.done == []
+    agent.tell(1, steps=1)
+    train(session, 3, 4)
+    assert tracer.done == ["/profile/1", "stop"]
+
+
+def test_what_was_asked_of_the_worker_before_is_no_concern_of_the_next(agent, tracer):
+    session = agent.session(profile=4)
+    train(session, 1, 2)
+    agent.ask(5, steps=1)
+    train(session, 3, 4)
+    assert tracer.done == ["/profile/5", "stop"]
+
+
+def test_the_end_of_the_training_is_the_end_of_its_profile(agent, tracer):
+    session = agent.session()
+    agent.ask(1)
+    train(session, 1, 2)
+    session.finish()
+    assert tracer.done == ["/profile/1", "stop"]
+    assert agent.wait_for("profiled") == answer(1)
+
+
+@pytest.mark.parametrize(
+    ("refuses", "error"),
+    [("start", "ValueError: another profiler is running"), ("stop", "OSError: no space left on device")],
+)
+def test_a_profiler_that_fails_is_told_of_and_the_training_goes_on(agent, tracer, refuses, error):
+    session = agent.session()
+    tracer.refuses = refuses
+    agent.ask(1, steps=1)
+    train(session, 1, 2, 3)
+    assert agent.wait_for("profiled") == answer(1, error)
+    tracer.refuses = ""
+    agent.ask(2, steps=1)
+    train(session, 4, 5)
+    assert agent.wait_for("profiled", 2) == answer(2)
+
+
+def test_a_script_without_tensorflow_has_none(agent, monkeypatch):
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    session = agent.session()
+    agent.ask(1)
+    train(session, 1)
+    assert agent.wait_for("profiled") == answer(1, "LookupError: the script has not imported TensorFlow")
+    assert "tensorflow" not in sys.modules
+
+
+def test_a_message_that_makes_no_sense_is_told_of(agent, tracer):
+    session = agent.session()
+    agent.endpoint.send(json.dumps({"kind": "profile", "number": 1, "folder": "/profile/1"}).encode())
+    agent.order(profile=1)
+    train(session, 1, 2)
+    assert agent.wait_for("profiled")["error"].startswith("KeyError")
+    assert tracer.done == []
+
+
+def test_it_gives_way_to_a_profile_of_the_scripts_own(agent, tracer):
+    session = agent.session()
+    original = tracer.start
+    agent.ask(1)
+    train(session, 1)
+    assert tracer.done == ["/profile/1"]
+    tracer.start("/its/own")
+    assert tracer.done == ["/profile/1", "stop", "/its/own"]
+    assert agent.wait_for("profiled") == answer(1)
+    assert tracer.start == original
+    train(session, 2, 3)
+    assert tracer.done[-1] == "/its/own"
