@@ -15,7 +15,8 @@ LINK_RATIO = 0.5
 """Of what the others' lines do: a stream of seconds scatters more than what a processor does, as both ends' other
 work is in it; where several hosts shared a machine, 0.63 was seen of a line that nothing was wrong with."""
 LINE_RATIO = 0.3
-"""Of what others have, for a line both ends of which are well elsewhere: it was seen once, and others share it."""
+"""Of what others have, for one line alone: it was seen once, and others share it. It tells of its two ends, and not of
+which: 0.23 was seen of a line that nothing was wrong with, where one end's other line led to a bad host."""
 LINK_ENOUGH = 1.25e9
 """Bytes a second, 10 Gbit/s: beyond it the measure's own stream is what is slow, and differences mean nothing."""
 LINK_FLOOR = 20e6
@@ -158,8 +159,8 @@ def _between(records: Mapping[str, PreflightRecord], silent: Iterable[str]) -> l
     worst: set[str] = set()
     for host in sorted(hosts, key=lambda each: best[each]) if len(hosts) > 2 else ():
         clean = sum(1 for one, link in lines if host in (one, link.peer) and worst.isdisjoint((one, link.peer)))
-        # one line alone, the other end of which was not slow elsewhere, has to be much slower to tell of this end
-        if best[host] < min((LINK_RATIO if clean > 1 else LINE_RATIO) * usual[host], LINK_ENOUGH):
+        # one line alone tells as much of its other end
+        if clean > 1 and best[host] < min(LINK_RATIO * usual[host], LINK_ENOUGH):
             worst.add(host)
             told = "; ".join(_told(one, link, host) for one, link in lines if host in (one, link.peer))
             text = f"{told}; others {usual[host] / 1e6:.0f} MB/s"

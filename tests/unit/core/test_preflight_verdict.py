@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from keepstep.core.preflight_records import Check, Complaint, Guest, Link, PreflightPlan, PreflightRecord, Rate
 from keepstep.core.preflight_verdict import LINK_FLOOR, LINK_RATIO, SKEW_S_MAX, SLOW_RATIO, find_flaws, partners_of
+from keepstep.core.values import evolve
 from keepstep.errors import ExitCode
 
 USUAL = 1e9
@@ -113,6 +114,21 @@ def test_a_line_that_is_cut_between_two_sound_hosts_is_theirs(count):
     for guest in plan.guests:
         for peer in partners_of(plan, guest.host):
             assert named(plan, measured(plan, cut=(guest.host, peer.host))) == [(Check.LINK, (guest.host, peer.host))]
+
+
+def test_one_slow_line_beside_one_to_a_bad_host_is_held_against_neither_end():
+    plan = plan_of(4)
+    pairs = [{guest.host, peer.host} for guest in plan.guests for peer in partners_of(plan, guest.host)]
+    for bad in {guest.host for guest in plan.guests}:
+        for hit in ({*pair} for pair in pairs if bad not in pair):
+            records = measured(plan, links={bad: 0.01 * USUAL})
+            slow = {
+                host: tuple(evolve(link, sent=0.1 * USUAL) if {host, link.peer} == hit else link for link in each.links)
+                for host, each in records.items()
+            }
+            records = {host: evolve(each, links=slow[host]) for host, each in records.items()}
+            (worst, second) = named(plan, records)
+            assert worst == (Check.LINK, (bad,)) and second[0] is Check.LINK and set(second[1]) == hit
 
 
 def test_who_says_nothing_is_named_for_that_alone():
