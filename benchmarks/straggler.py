@@ -222,7 +222,9 @@ def rebalance(rank: int, python: Path) -> float:
 
 
 def is_right(kind: str, rank: int, said: Said) -> bool:
-    return said[:2] == ((-1, "nobody") if kind == "neighbour" else (rank, kind))
+    if kind == "neighbour":
+        return said.part == "nobody"
+    return said[:2] == (rank, kind) and said.steps <= NAMED_WITHIN
 
 
 def main() -> int:

@@ -21,7 +21,6 @@ stop. An agent starts with FORWARDED blocked, so that none is lost: it unblocks 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -46,6 +45,8 @@ SWEEP_S = 15.0
 """How long a killed process may take to go; one that hangs in a driver must not hold the container for ever."""
 STOP_GRACE_S = 5.0
 
+_FIRST = '{"boot": 0, "kept": {}, "memo": {}, "companions": {}, "signals": []}'
+"""What the first agent is told: it starts before json is loaded here."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -64,7 +65,7 @@ def main(
         restarts_max: how often a dead agent is started again within the window.
         restarts_window_s: length of that window, in seconds.
     """
-    command = agent_command or [*kernel.interpreter(), "-m", "keepstep.app.agent"]
+    command = agent_command or [*kernel.interpreter(), os.path.join(os.path.dirname(__file__), "app", "agent.py")]
     return Init([*command, *argv], restarts_max, restarts_window_s).run()
 
 
@@ -192,20 +193,25 @@ class Init:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link = kernel.PacketLink(ours)
         self.poll.register(ours, select.POLLIN)
-        env = {**os.environ, ENV_FD: str(theirs.fileno()), ENV_STATE: json.dumps(self._state())}
+        env = {**os.environ, ENV_FD: str(theirs.fileno()), ENV_STATE: self._state()}
         fds = (theirs.fileno(), *(fd for fd, _ in self.kept.values()))
         self.agent_status = None
         self.agent = kernel.spawn(self.command, env, fds=fds, handled=self.handled, blocked=FORWARDED)
         theirs.close()
+        import json  # noqa: F401 - beside the agent's own start: what its packets are read with
 
-    def _state(self) -> dict[str, object]:
-        return {
+    def _state(self) -> str:
+        if self.boot == 0:
+            return _FIRST
+        import json
+
+        return json.dumps({
             "boot": self.boot,
             "kept": {name: {"fd": fd, "meta": meta} for name, (fd, meta) in self.kept.items()},
             "memo": self.memo,
             "companions": {name: companion.pid for name, companion in self.companions.items()},
             "signals": self.forwarded,
-        }
+        })  # fmt: skip
 
     def _agent_ended(self, status: int) -> int | None:
         """Return this host's exit code, or start the agent again and return None."""
@@ -263,6 +269,8 @@ class Init:
 
     def _obey(self, packet: bytes, fds: list[int]) -> None:
         """Do what a packet says; raises ValueError and its like where it makes no sense."""
+        import json
+
         message = json.loads(packet)
         if "keep" in message:
             self._keep(str(message["keep"]), message.get("meta", {}), fds)
@@ -292,6 +300,8 @@ class Init:
     def _keep(self, name: str, meta: object, fds: list[int]) -> None:
         if not fds:
             raise ValueError("a descriptor is missing")
+        import json
+
         known = self.kept.get(name)
         if len(json.dumps([name, meta])) > META_BYTES_MAX or (known is None and len(self.kept) >= KEPT_MAX):
             raise ValueError("too much to keep")

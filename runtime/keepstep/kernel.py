@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import socket
@@ -222,6 +221,8 @@ class PacketLink:
             ValueError: it is longer than the other end takes.
             BufferError: OUTBOX_MAX packets wait already.
         """
+        import json  # with the first packet: an agent is to start before that is loaded
+
         packet = json.dumps(message).encode()
         if len(packet) > PACKET_BYTES_MAX:
             raise ValueError(f"a packet of {len(packet)} bytes; {PACKET_BYTES_MAX} are the most")

@@ -71,11 +71,13 @@ def main() -> None:
         rank.become_child()
         del sys.argv[1]
     server: identity.Identity | None = None
-    if standby.is_standby() or identity.is_worker() or identity.is_server():
+    if standby.is_forerunner() or standby.is_standby() or identity.is_worker() or identity.is_server():
         _die_with_parent(identity.parent_pid())
     if identity.is_server():
         server = identity.read_identity()
         identity.disown_servers()
+    if standby.is_forerunner():
+        standby.await_world()
     held = standby.wait() if standby.is_standby() else None
     if len(sys.argv) < 2:
         print("usage: python -m keepstep_worker SCRIPT | -m MODULE | --exec PROGRAM [ARGUMENT...]", file=sys.stderr)

@@ -13,6 +13,7 @@ import importlib
 import importlib.machinery
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ LARGE = ("tensorflow", "keras", "tf_keras")
 """What takes long to import, and what the script's own import of is looked at."""
 
 _STANDBY_FD = "KEEPSTEP_STANDBY_FD"
+_FORERUNNER_FD = "KEEPSTEP_FORERUNNER_FD"
 _ENDED = 0
 _PREFIXES = (
     "ABSL_", "AUTOGRAPH_", "CUDA_", "CUDNN_", "DNNL_", "GLOG_", "GRPC_", "HOROVOD_", "KERAS_", "KMP_", "LD_", "MALLOC_",
@@ -142,6 +144,23 @@ class _HeldLoader:
 def is_standby(environ: Mapping[str, str] = os.environ) -> bool:
     """Tell whether this process was started to wait."""
     return _STANDBY_FD in environ
+
+
+def is_forerunner(environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether this process was started before its world was known."""
+    return _FORERUNNER_FD in environ
+
+
+def await_world() -> None:
+    """Wait until this process is told which worker it is: it has a worker's command line, and no imports behind it.
+
+    When this returns, environment and descriptors are that worker's. The process ends where the agent hangs up.
+    """
+    channel = Channel.from_fd(int(os.environ.pop(_FORERUNNER_FD)))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # it was started before the agent listened to any
+    descriptors = _awaited(channel)
+    channel.close()
+    _become(*descriptors)
 
 
 def wait() -> Held:

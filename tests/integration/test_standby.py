@@ -1,10 +1,13 @@
-"""A script that a standby runs sees, says and returns what it does under plain Python, though its imports are done."""
+"""A script sees, says and returns what it does under plain Python, whatever its process did before: a standby has made
+its imports, a forerunner began before its world was known.
+"""
 
 from __future__ import annotations
 
 import array
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.init import FORWARDED
 from keepstep_worker import wire as wires
 from tests.support.fake_agent import DEADLINE_S, FakeAgent
 from tests.support.scripts import SCRIPTS
@@ -84,17 +88,21 @@ def plainly(folder: Path, *command: str) -> tuple[int, bytes, bytes]:
     return done.returncode, done.stdout, done.stderr
 
 
-class Standby:
-    """A standby in a process of its own."""
+class Waiting:
+    """A process that waits to be told which worker it is.
 
-    def __init__(self, agent: FakeAgent, folder: Path, **settings: str) -> None:
+    Args:
+        variable: names its end of the socket.
+    """
+
+    def __init__(self, agent: FakeAgent, folder: Path, variable: str, *words: str, **settings: str) -> None:
         self.agent, self.folder = agent, folder
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ours.settimeout(DEADLINE_S)
-        own = {"KEEPSTEP_STANDBY_FD": str(theirs.fileno()), "KEEPSTEP_PARENT_PID": str(os.getpid())}
+        own = {variable: str(theirs.fileno()), "KEEPSTEP_PARENT_PID": str(os.getpid())}
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "keepstep_worker", "tensorflow"],
+                [sys.executable, "-m", "keepstep_worker", *words],
                 cwd=folder, env=environment(folder) | own | settings, pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )  # fmt: skip
@@ -118,17 +126,52 @@ class Standby:
         return self.process.returncode, output, errors
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, *MORE_SCRIPTS])
-def test_a_script_is_run_as_under_plain_python(agent, folder, name):
+class Standby(Waiting):
+    """A standby in a process of its own."""
+
+    def __init__(self, agent: FakeAgent, folder: Path, **settings: str) -> None:
+        super().__init__(agent, folder, "KEEPSTEP_STANDBY_FD", "tensorflow", **settings)
+
+
+def forerunner(agent: FakeAgent, folder: Path, *command: str) -> Waiting:
+    """A process that is begun as an agent begins it: before it listens to any signal."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        return Waiting(agent, folder, "KEEPSTEP_FORERUNNER_FD", *command)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+COMMAND = ("script.py", "--epochs", "3", "-m", "x y")
+
+
+def write_script(folder: Path, name: str) -> None:
     text = {**SCRIPTS, **MORE_SCRIPTS}[name]
     (folder / "script.py").write_text(text, encoding="latin-1" if name == "encoding" else None)
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, *MORE_SCRIPTS])
+def test_a_forerunner_runs_a_script_as_plain_python_does(agent, folder, name):
+    write_script(folder, name)
+    process = forerunner(agent, folder, *COMMAND)
+    assert process.becomes(*COMMAND) == plainly(folder, *COMMAND)
+
+
+def test_a_forerunner_ends_where_the_agent_hangs_up(agent, folder):
+    process = forerunner(agent, folder, *COMMAND)
+    process.ours.close()
+    assert (*process.process.communicate(timeout=60), process.process.returncode) == (b"", b"", 0)
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, *MORE_SCRIPTS])
+def test_a_script_is_run_as_under_plain_python(agent, folder, name):
+    write_script(folder, name)
     settings = {"TF_MODE": "script"} if name == "settings" else {}
     standby = Standby(agent, folder, **settings)
     assert standby.ready() == {
         "kind": "ready", "files": {"tensorflow": str(folder.parent / "site" / "tensorflow" / "__init__.py")},
     }  # fmt: skip
-    command = ("script.py", "--epochs", "3", "-m", "x y")
-    assert standby.becomes(*command) == plainly(folder, *command)
+    assert standby.becomes(*COMMAND) == plainly(folder, *COMMAND)
     assert agent.of("unfit") == []
 
 

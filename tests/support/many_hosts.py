@@ -226,7 +226,7 @@ class ManyHosts:
 
     def agent(self, host: str) -> int | None:
         """The pid of a host's agent; None while it has none."""
-        return self._found(host, b"-m\0keepstep.app.agent\0")
+        return self._found(host, b"/keepstep/app/agent.py\0")
 
     def uploader(self, host: str) -> int | None:
         return self._found(host, b"keepstep.app.uploader\0")

@@ -14,7 +14,7 @@ from typing import Any
 
 from keepstep.adapters.clock import sleep
 from keepstep.adapters.journal import JournalError
-from keepstep.app import checkpoints, cordoning, doctoring, simulating_health, submitting
+from keepstep.app import checkpoints, cordons, doctoring, simulating_health, submitting
 from keepstep.app.faults import KINDS, parse_fault
 from keepstep.app.local import Local, LocalRun
 from keepstep.app.operating import Operator, describe, find_entry, open_coordinator, tell
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     again.set_defaults(command=_replay)
 
     _add_operating(commands)
-    cordoning.add_command(commands)
+    cordons.add_command(commands)
     checkpoints.add_commands(commands)
     submitting.add_command(commands)
     doctoring.add_command(commands)

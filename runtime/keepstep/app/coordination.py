@@ -27,6 +27,7 @@ from keepstep.ports import (
 _AGAIN_S = 0.2
 _READ_AGAIN_S = 0.5
 _REVOKE_S = 1.0
+_WRITTEN_MAX = 32
 
 
 def prefix_of(job: str) -> str:
@@ -50,6 +51,7 @@ class Coordination:
         self._span: Span | None = NOT_OF_NODES
         self._changes: KeyWatch | None = None
         self._held: int | None = None
+        self._written: dict[str, tuple[str, Record]] = {}
         self._finished = False
 
     async def hold_lease(self, action: a.GrantLease) -> None:
@@ -104,10 +106,12 @@ class Coordination:
     async def put(self, action: a.Put) -> None:
         """Write a record, if it still is what it was and this node still leads where that is asked for."""
         record = action.record
+        key, text = self.prefix + record.key, encode_record(record)
+        self._note(key, text, record)
         try:
             revision = await self._coordinator.put(
-                self.prefix + record.key,
-                encode_record(record),
+                key,
+                text,
                 lease=action.lease if isinstance(record, LEASED) else 0,
                 expect=None if action.expect < 0 else action.expect,
                 guard=(self.prefix + "leader", action.guard) if action.guard else None,
@@ -122,6 +126,13 @@ class Coordination:
                 self._post(e.PutRefused(action.operation))
             else:
                 self._post(e.RecordPut(action.operation, record, revision))
+
+    def _note(self, key: str, text: str, record: Record) -> None:
+        """Know an own record by its text: what reads records takes a while to make, and a lone host never needs it."""
+        self._written.pop(key, None)
+        self._written[key] = text, record
+        if len(self._written) > _WRITTEN_MAX:
+            del self._written[next(iter(self._written))]
 
     async def forget(self, action: a.ForgetRecords) -> None:
         """Delete records that nobody needs; what can not be deleted now stays until the job's etcd goes."""
@@ -172,6 +183,9 @@ class Coordination:
         return None if record is None else e.RecordSeen(record, change.revision)
 
     def _decode(self, key: str, value: str) -> Record | None:
+        text, record = self._written.get(key, ("", None))
+        if record is not None and text == value:
+            return record
         try:
             return decode_record(value)
         except Undecodable as error:

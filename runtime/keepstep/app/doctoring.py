@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.app.checkup import Subject, examine
-from keepstep.app.launching import forget_own_source
 from keepstep.app.measuring import Finding
+from keepstep.app.places import forget_own_source
 from keepstep.app.platform_look import Look, look
 from keepstep.app.showing import table
 from keepstep.core.quantities import parse_seconds

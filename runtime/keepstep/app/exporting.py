@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from keepstep.app.launching import make_guest
+from keepstep.app.places import make_guest
 from keepstep.app.showing import progress, size
 from keepstep.checkpoint.manifest import Manifest
 from keepstep.checkpoint.reading import StoredSlab

@@ -1,39 +1,15 @@
-"""What a worker is started with: its command, its environment, the folder with the guest, the files it may leave
-behind.
-"""
+"""What a worker is started with: its command, its environment, the files it may leave behind."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import keepstep
-import keepstep_worker
 from keepstep.adapters.processes import ProcessHost, WorkerProcess, WorkerSpec
 from keepstep.adapters.worker_link import WorkerLink
+from keepstep.app.places import Places, make_guest, whole_environment, write_failure
 from keepstep.app.standing_by import Standbys
 from keepstep.core.actions import StartServer, StartStandby, StartWorker
-from keepstep.core.values import frozen
-
-FAILURE_BYTES_MAX = 1024
-"""The platform shows no more of a failure file."""
-TLS_FOLDER = "tls"
-
-
-@frozen
-class Places:
-    """Folders of this host: scratch for what may be lost, output for what is kept with the job, code to run in."""
-
-    scratch: Path
-    output: Path
-    code: Path
-    failure_file: Path
-
-    @property
-    def tls(self) -> Path:
-        """Where this host's certificate and key lie, if it has any."""
-        return self.scratch.absolute() / TLS_FOLDER
 
 
 class Launcher:
@@ -55,7 +31,7 @@ class Launcher:
         self._work = places.scratch.absolute() / "work"
         self.link, self.standbys, self.log = link, standbys, log
         self._errors.mkdir(parents=True, exist_ok=True)
-        self._guest = make_guest(places.scratch / "guest")
+        self._guest = make_guest(places.guest)
         self._groups: dict[str, int] = {}
 
     def start(self, action: StartWorker, processes: ProcessHost) -> WorkerProcess:
@@ -112,12 +88,7 @@ class Launcher:
         self.standbys.start(action, spec, processes)
 
     def _whole(self, more: Mapping[str, str]) -> dict[str, str]:
-        """A worker's whole environment."""
-        environment = self._environment | dict(more) | {"KEEPSTEP_PARENT_PID": str(os.getpid())}
-        searched = filter(None, (str(self._guest), environment.get("PYTHONPATH")))
-        environment["PYTHONPATH"] = os.pathsep.join(searched)
-        environment.setdefault("PYTHONUNBUFFERED", "1")
-        return environment
+        return whole_environment(self._environment, self._guest, more)
 
     def forget(self, worker_id: str) -> int:
         """The process group of a worker that is gone; 0 where it was never started."""
@@ -137,34 +108,3 @@ class Launcher:
             write_failure(self._failure_file, text)
         except OSError as error:
             self.log(f"{self._failure_file} can not be written: {error}")
-
-
-def write_failure(path: Path, text: str) -> None:
-    """Write a failure file, cut to what the platform shows.
-
-    Raises:
-        OSError: it can not be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text.encode()[:FAILURE_BYTES_MAX].decode(errors="ignore"), encoding="utf-8")
-
-
-def make_guest(folder: Path) -> Path:
-    """A folder that holds `keepstep_worker` and nothing else, so that the agent's packages never meet the user's."""
-    folder.mkdir(parents=True, exist_ok=True)
-    link = folder / "keepstep_worker"
-    source = Path(keepstep_worker.__file__).parent
-    if not link.is_symlink() or link.resolve() != source:
-        link.unlink(missing_ok=True)
-        link.symlink_to(source, target_is_directory=True)
-    return folder
-
-
-def forget_own_source(environment: dict[str, str]) -> None:
-    """Take the agent's own source tree, where it runs from one, out of what the user's Python searches."""
-    own = str(Path(keepstep.__file__).parents[1])
-    parts = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p and os.path.abspath(p) != own]
-    if parts:
-        environment["PYTHONPATH"] = os.pathsep.join(parts)
-    else:
-        environment.pop("PYTHONPATH", None)

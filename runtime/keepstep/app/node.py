@@ -1,40 +1,38 @@
-"""One node: read what is to be done, put the parts together, run the loop, exit with the job's code."""
+"""One node: put the parts together, run the loop, exit with the job's code."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from keepstep.adapters.clock import Clock
+from keepstep.adapters.clock import Clock, sleep
 from keepstep.adapters.coordinator_memory import MemoryCoordinator
 from keepstep.adapters.host_metrics import HostMetrics
 from keepstep.adapters.init_link import InitLink
 from keepstep.adapters.journal import JournalWriter
-from keepstep.adapters.processes import LineQueue, standard_sinks
+from keepstep.adapters.processes import LineQueue
 from keepstep.adapters.prometheus import Metrics
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.app.accounting import Accounting
 from keepstep.app.coordination import Coordination
 from keepstep.app.cordoning import recall_cordons
 from keepstep.app.executor import Executor, Tools, seal_event
+from keepstep.app.forerunner import Forerunner
 from keepstep.app.gpus import GpuWatch
 from keepstep.app.host_health import watch_host
 from keepstep.app.intermediate import Intermediate
-from keepstep.app.launching import Launcher, Places, write_failure
+from keepstep.app.launching import Launcher
 from keepstep.app.notices import watch_notices
-from keepstep.app.options import find_base_dir, parse_train_options
+from keepstep.app.places import Places
 from keepstep.app.preflight import Preflight
 from keepstep.app.probing import Probing
 from keepstep.app.sampling import Sampler
-from keepstep.app.setting_up import Setup, deaf_process, set_up
+from keepstep.app.setting_up import Setup, deaf_process
 from keepstep.app.standing_by import Standbys
 from keepstep.app.storing import Storing, local_folder
 from keepstep.app.supervisor import Supervisor
@@ -43,69 +41,21 @@ from keepstep.core import events as e
 from keepstep.core.causes import FailureCause
 from keepstep.core.policy import Policy
 from keepstep.core.state import State
-from keepstep.errors import ConfigError, ExitCode, KeepstepError
-from keepstep.intake.contract import read_environment
+from keepstep.errors import ConfigError
 from keepstep.ports import Coordinator
 
 if TYPE_CHECKING:
     from keepstep.app.several import Several
 
-_LAST_WORDS_S = 2.0
+_SENSORS_AFTER_S = 0.3
 _SOURCES = {signal.SIGTERM: "sigterm", signal.SIGINT: "sigint", signal.SIGHUP: "sighup"}
-
-
-def run(words: list[str]) -> int:
-    """Run this host's agent under init, and return the host's exit code."""
-    sys.excepthook = end_of_a_bug
-    environ = read_environment()
-    lines = LineQueue(standard_sinks()[1])
-    base_dir = find_base_dir(words)
-    try:
-        options = parse_train_options(words)
-        base_dir = options.base_dir
-        init = InitLink.from_environment(environ)
-        setup = set_up(options, environ, init.state)
-        return asyncio.run(Agent(setup, init, lines).run())
-    except KeepstepError as error:
-        return report(error, base_dir, lines)
-    except ExceptionGroup as group:  # of what ran side by side
-        ours, bugs = group.split(KeepstepError)
-        if ours is None or bugs is not None:
-            raise
-        return report(first_of(ours), base_dir, lines)
-    finally:
-        lines.close(_LAST_WORDS_S)
-
-
-def report(error: KeepstepError, base_dir: Path, lines: LineQueue) -> int:
-    """Say what is wrong, to people and in the failure file; return the exit code."""
-    text = error.describe()
-    lines.post(f"keepstep | {text}".encode())
-    try:
-        write_failure(base_dir / "output" / "failure", text)
-    except OSError as second:
-        lines.post(f"keepstep | the failure file can not be written: {second}".encode())
-    return int(error.exit_code)
-
-
-def first_of(group: ExceptionGroup[KeepstepError]) -> KeepstepError:
-    """The error that ended the group: the others were under way when it came."""
-    first = group.exceptions[0]
-    return first_of(first) if isinstance(first, ExceptionGroup) else first
-
-
-def end_of_a_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End with the code by which init knows that another agent may do better; Python's own would be 1."""
-    traceback.print_exception(kind, error, trace)
-    sys.stderr.flush()
-    os._exit(ExitCode.BUG)
 
 
 class Agent:
     """One node's parts, put together."""
 
-    def __init__(self, setup: Setup, init: InitLink, lines: LineQueue) -> None:
-        self._init, self._lines = init, lines
+    def __init__(self, setup: Setup, init: InitLink, lines: LineQueue, forerunner: Forerunner | None) -> None:
+        self._init, self._lines, self._forerunner = init, lines, forerunner
         self._several = join_others(setup, init, self.log) if len(setup.job.hosts) > 1 else None
         port = 0 if self._several is None else self._several.port
         self._setup = replace(setup, job=replace(setup.job, peer_port=port))
@@ -149,7 +99,7 @@ class Agent:
         )
         link = WorkerLink(self._init, self._init.state.kept, lambda *said: sampler.on_message(*said))
         await link.open()
-        standbys = Standbys(job.host, supervisor.post, self.log)
+        standbys = Standbys(job.host, supervisor.post, self._forerunner)
         sampler = Sampler(link, self._clock, metrics, supervisor.post, standbys.learn)
         launcher = make_launcher(setup, link, standbys, self.log)
         coordination = Coordination(coordinator, job.name, self._clock, supervisor.post, self.log)
@@ -195,7 +145,8 @@ class Agent:
     ) -> tuple[Coroutine[Any, Any, None], ...]:
         """The sensors of this host's GPUs, and of the host itself."""
         host = watch_host(written_folders(self._setup, local), HostMetrics(metrics.registry), post, self.log)
-        return GpuWatch(self._setup.policy, metrics, post, self.log).run(), host.run()
+        gpus = GpuWatch(self._setup.policy, metrics, post, self.log)
+        return begin_later(gpus.run), begin_later(host.run)
 
     def _account(self, code: int) -> None:
         """The last words."""
@@ -252,6 +203,12 @@ class Agent:
     def _companion_exited(self, name: str, status: int) -> None:
         if self._several is not None:
             self._several.companion_exited(name, status)
+
+
+async def begin_later(sensor: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run what takes a while to begin, and tells nothing that a worker's start would have to wait for."""
+    await sleep(_SENSORS_AFTER_S)
+    await sensor()
 
 
 def written_folders(setup: Setup, local: str) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from keepstep import kernel
 from keepstep.adapters.clock import monotonic, sleep
 from keepstep.adapters.nvml import parse_line
 from keepstep.adapters.uploader import UploaderGone
-from keepstep.app.launching import Places
 from keepstep.app.measuring import look_at_gpus, processors
+from keepstep.app.places import Places
 from keepstep.app.setting_up import Setup
 from keepstep.app.storing import Storing
 from keepstep.core.actions import CheckHost

@@ -13,10 +13,9 @@ from pathlib import Path
 from keepstep import kernel
 from keepstep.adapters.init_link import InitState
 from keepstep.app.launch_checks import SMDDPRUN, check_launcher, has_program
-from keepstep.app.launching import Places, forget_own_source
 from keepstep.app.options import TrainOptions
+from keepstep.app.places import Places, forget_own_source
 from keepstep.app.provisioning import is_wanting, provide_code, provide_packages, split_by_shell
-from keepstep.app.watching import watched_folder
 from keepstep.core.job import JobSpec, first_etcd_hosts
 from keepstep.core.launch.mpi import LAUNCHED
 from keepstep.core.launch.parameter_server import SERVED
@@ -128,6 +127,18 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
     if job.mpi is not None:
         environment["KEEPSTEP_TLS"] = str(places.tls)
     return Setup(options, contract, policy, job, store, environment, places)
+
+
+def watched_folder(watch: str, contract: Contract, store: str | None) -> str:
+    """The folder in which the script's own checkpoints are looked for; empty for none.
+
+    Raises:
+        ConfigError: one is wanted, and there is no store to keep them in.
+    """
+    if store is None and watch not in ("auto", "off"):
+        raise ConfigError(f"found {watch}", "a store to keep its files in: checkpoint.store", key="checkpoint.watch")
+    folder = str(contract.paths.checkpoints) if watch == "auto" else watch
+    return "" if store is None or watch == "off" else os.path.realpath(folder)
 
 
 def deaf_process(paths: Paths) -> str | None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
-import contextlib
 import json
-import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +12,7 @@ from typing import Any
 from keepstep import kernel
 from keepstep.adapters.memory import available_bytes
 from keepstep.adapters.processes import ProcessHost, WorkerProcess, WorkerSpec
+from keepstep.app.forerunner import Forerunner, hand_over
 from keepstep.core.actions import StartStandby
 from keepstep.core.events import Event, StandbyGone, StandbyReady, WorkerImported
 
@@ -51,8 +49,8 @@ class _Learnt:
 class Standbys:
     """The processes that wait, by id, and what workers have taught."""
 
-    def __init__(self, host: str, post: Callable[[Event], None], log: Callable[[str], None]) -> None:
-        self._host, self._post, self._log = host, post, log
+    def __init__(self, host: str, post: Callable[[Event], None], forerunner: Forerunner | None) -> None:
+        self._host, self._post, self._forerunner = host, post, forerunner
         self._started: set[str] = set()
         self._waiting: dict[str, _Standby] = {}
         self._learnt = _Learnt()
@@ -107,10 +105,13 @@ class Standbys:
         asyncio.get_running_loop().add_reader(ours.fileno(), self._receive, standby_id)
 
     def take(self, standby_id: str, worker: WorkerSpec, processes: ProcessHost) -> WorkerProcess | None:
-        """Have a standby become this worker, at once or as soon as it has its imports; None where it is gone."""
+        """Have a standby become this worker, at once or as soon as it has its imports; without one, the forerunner.
+
+        None where neither is there.
+        """
         standby = self._forget(standby_id)
         if standby is None:
-            return None
+            return self._take_forerunner(worker, processes)
         process = processes.rename(standby_id, worker)
         if process is None:
             standby.endpoint.close()
@@ -120,13 +121,20 @@ class Standbys:
         # closed too early, it would take back what was sent
         self._became = worker.worker_id, standby_id, standby.endpoint
         kernel.wake(process.pid)
-        with os.fdopen(os.memfd_create("keepstep-worker", os.MFD_CLOEXEC), "wb") as file:
-            file.write(json.dumps({"command": worker.argv, "environment": dict(worker.env)}).encode())
-            file.flush()
-            file.seek(0)
-            rights = array.array("i", (*worker.pass_fds, file.fileno()))
-            with contextlib.suppress(OSError):  # it has died: its exit is reported
-                standby.endpoint.sendmsg([b"{}"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        hand_over(standby.endpoint, worker)
+        return process
+
+    def _take_forerunner(self, worker: WorkerSpec, processes: ProcessHost) -> WorkerProcess | None:
+        forerunner, self._forerunner = self._forerunner, None
+        if forerunner is None:
+            return None
+        if not forerunner.can_be(worker):
+            forerunner.dismiss()
+            return None
+        self._let_go()
+        self._became = worker.worker_id, "", forerunner.endpoint
+        process = processes.adopt(worker, forerunner.started)
+        hand_over(forerunner.endpoint, worker)
         return process
 
     def exited(self, worker_id: str, detail: str) -> bool:
@@ -143,6 +151,9 @@ class Standbys:
     def close(self) -> None:
         """Hang up on all of them: they end."""
         self._let_go()
+        if self._forerunner is not None:
+            self._forerunner.dismiss()
+            self._forerunner = None
         for standby_id in list(self._waiting):
             standby = self._forget(standby_id)
             if standby is not None:

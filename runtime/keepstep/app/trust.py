@@ -28,8 +28,8 @@ from keepstep.adapters.certificates import (
 from keepstep.adapters.clock import monotonic, sleep, unix_time
 from keepstep.adapters.etcd import EtcdCoordinator
 from keepstep.adapters.uploader import UploaderClient, UploaderGone
-from keepstep.app.launching import TLS_FOLDER
 from keepstep.app.members import Members, Site
+from keepstep.app.places import TLS_FOLDER
 from keepstep.core.state import State
 from keepstep.core.values import frozen
 from keepstep.errors import ConfigError, ExitCode, QuorumError, StoreRefusedError

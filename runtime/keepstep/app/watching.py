@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,26 +14,12 @@ from keepstep.core import events as e
 from keepstep.core.events import Event
 from keepstep.core.job import JobSpec
 from keepstep.core.state import State
-from keepstep.errors import ConfigError
-from keepstep.intake.contract import Contract
 
 SILENT_S = 30.0
 """A script that has said nothing for so long will say nothing; what it wrote before is found then, or at its end."""
 _LOOK_S = 20
 _GONE_S = 0.5
 _AGAIN_S = 2.0
-
-
-def watched_folder(watch: str, contract: Contract, store: str | None) -> str:
-    """The folder in which the script's own checkpoints are looked for; empty for none.
-
-    Raises:
-        ConfigError: one is wanted, and there is no store to keep them in.
-    """
-    if store is None and watch not in ("auto", "off"):
-        raise ConfigError(f"found {watch}", "a store to keep its files in: checkpoint.store", key="checkpoint.watch")
-    folder = str(contract.paths.checkpoints) if watch == "auto" else watch
-    return "" if store is None or watch == "off" else os.path.realpath(folder)
 
 
 class Watching:

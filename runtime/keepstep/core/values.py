@@ -17,7 +17,7 @@ def frozen(cls: type[V]) -> type[V]:
     """Make a class of values, as `dataclass(frozen=True, slots=True)` does, in less than half the time.
 
     That one compiles six functions for each class, and an agent has some 250 such classes, which all have to be made
-    before it begins. Here it is one function; the others are closures.
+    before it begins. Here it is one function, compiled for the first of its values; the others are closures.
     """
     made: Any = dataclass(init=False, repr=False, eq=False, slots=True)(cls)
     names = names_of(made)
@@ -36,7 +36,7 @@ def frozen(cls: type[V]) -> type[V]:
         return f"{type(self).__qualname__}({told})"
 
     methods: dict[str, Callable[..., Any]] = {
-        "__init__": _initialiser(made),
+        "__init__": _initialiser_on_demand(made),
         "__eq__": equals,
         "__hash__": lambda self: hash(read(self)),
         "__repr__": shown,
@@ -53,6 +53,14 @@ def frozen(cls: type[V]) -> type[V]:
 def names_of(made: Any) -> tuple[str, ...]:
     """The names of a class's fields, in order."""
     return tuple(each.name for each in fields(made))
+
+
+def _initialiser_on_demand(made: Any) -> Callable[..., None]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        made.__init__ = _initialiser(made)
+        made.__init__(self, *args, **kwargs)
+
+    return __init__
 
 
 def _initialiser(made: Any) -> Callable[..., None]:

@@ -13,6 +13,7 @@ from keepstep.core.quantities import Cadence
 from keepstep.errors import ConfigError
 from keepstep.intake.policy import explain, json_schema, load_policy, load_sourced_policy, preset_names
 from keepstep.intake.policy.knobs import knobs
+from keepstep.intake.policy.presets import read_preset
 from keepstep.intake.policy.yaml_text import YamlText, parse_yaml
 from tests.unit.intake.opt_ml import attempt
 
@@ -32,6 +33,12 @@ def test_the_default_preset_names_every_knob():
 def test_presets_are_sound(name):
     assert name in preset_names()
     assert load_policy(name).version == 1
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_are_read_alike_by_both_readers(name):
+    text = read_preset(name)
+    assert parse_yaml(text, name, is_ours=True) == parse_yaml(text, name)
 
 
 def test_a_file_changes_what_it_names(tmp_path):

@@ -6,7 +6,16 @@ enter: a decision about what an exit means or what comes next. Start reading at 
 
 from __future__ import annotations
 
-from keepstep.adapters.processes.host import ExitStatus, ProcessHost, StopTimeout, WorkerProcess, WorkerSpec
+from keepstep.adapters.processes.host import (
+    ExitStatus,
+    ProcessHost,
+    Started,
+    StopTimeout,
+    WorkerProcess,
+    WorkerSpec,
+    discard,
+    launch,
+)
 from keepstep.adapters.processes.output import LineQueue, LineSink, standard_sinks
 
 __all__ = [
@@ -14,8 +23,11 @@ __all__ = [
     "LineQueue",
     "LineSink",
     "ProcessHost",
+    "Started",
     "StopTimeout",
     "WorkerProcess",
     "WorkerSpec",
+    "discard",
+    "launch",
     "standard_sinks",
 ]

@@ -70,6 +70,55 @@ class ExitStatus:
         return f"exit code {self.exit_code}" if self.signal is None else f"signal {self.signal}"
 
 
+Pumps = tuple[OutputPump, OutputPump]
+
+
+@frozen
+class Started:
+    """A process that nobody watches yet, and its standard output and error."""
+
+    process: subprocess.Popen[bytes]
+    pumps: Pumps
+    held: bool
+
+
+def launch(spec: WorkerSpec, sinks: tuple[LineSink, LineSink]) -> Started:
+    """Start a process in a session of its own; it is for a `ProcessHost` to adopt.
+
+    Raises:
+        OSError: the command can not be started.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("a worker dies with the thread that starts it: only the main thread may")
+    prefix = spec.prefix.encode()
+    pumps = (OutputPump(prefix, sinks[0], spec.held), OutputPump(prefix, sinks[1], spec.held))
+    try:
+        process = subprocess.Popen(
+            spec.argv,
+            env=dict(spec.env),
+            cwd=spec.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=pumps[0].write_fd,
+            stderr=pumps[1].write_fd,
+            pass_fds=spec.pass_fds,
+            start_new_session=True,
+        )
+    except OSError:
+        if spec.held:
+            discard(pumps)
+        raise
+    finally:
+        for pump in pumps:  # where the start failed, this ends the pumps too
+            os.close(pump.write_fd)
+    return Started(process, pumps, spec.held)
+
+
+def discard(pumps: Pumps) -> None:
+    """A held process is gone, or is of no use: nobody wants to know what it wrote."""
+    for pump in pumps:
+        pump.discard()
+
+
 class StopTimeout(Exception):
     """A killed process is still there: it hangs in the kernel, and runs no instruction of its own any more."""
 
@@ -84,7 +133,7 @@ class WorkerProcess:
     worker_id: str
     pid: int
     process: subprocess.Popen[bytes] = field(repr=False)
-    pumps: tuple[OutputPump, OutputPump] = field(repr=False)
+    pumps: Pumps = field(repr=False)
     reported: asyncio.Future[ExitStatus] = field(repr=False)
     pidfd: int = -1
     prefix: bytes = b""
@@ -134,31 +183,21 @@ class ProcessHost:
             OSError: the command can not be started.
             ValueError: a worker of this id runs already.
         """
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("a worker dies with the thread that starts it: only the main thread may")
         if spec.worker_id in self._workers:
             raise ValueError(f"{spec.worker_id} runs already")
-        prefix = spec.prefix.encode()
-        pumps = (OutputPump(prefix, self._sinks[0], spec.held), OutputPump(prefix, self._sinks[1], spec.held))
-        try:
-            process = subprocess.Popen(
-                spec.argv,
-                env=dict(spec.env),
-                cwd=spec.cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=pumps[0].write_fd,
-                stderr=pumps[1].write_fd,
-                pass_fds=spec.pass_fds,
-                start_new_session=True,
-            )
-        except OSError:
-            if spec.held:
-                for pump in pumps:
-                    pump.discard()
-            raise
-        finally:
-            for pump in pumps:  # where the start failed, this ends the pumps too
-                os.close(pump.write_fd)
+        return self.adopt(spec, launch(spec, self._sinks))
+
+    def adopt(self, spec: WorkerSpec, started: Started) -> WorkerProcess:
+        """Watch over a process that `launch` has started, as the worker that it is by now.
+
+        Raises:
+            ValueError: a worker of this id runs already.
+        """
+        if spec.worker_id in self._workers:
+            raise ValueError(f"{spec.worker_id} runs already")
+        process, pumps, prefix = started.process, started.pumps, spec.prefix.encode()
+        if started.held and not spec.held:
+            self._release(pumps, prefix)
         reported = self._loop.create_future()
         worker = WorkerProcess(spec.worker_id, process.pid, process, pumps, reported, prefix=prefix, held=spec.held)
         self._workers[spec.worker_id] = worker
@@ -183,8 +222,7 @@ class ProcessHost:
         worker.worker_id, worker.held = spec.worker_id, False
         self._workers[spec.worker_id] = worker
         _offer_to_the_oom_killer(worker.pid, spec.oom_score_adj)
-        for pump in worker.pumps:
-            pump.release(spec.prefix.encode())
+        self._release(worker.pumps, spec.prefix.encode())
         return worker
 
     def signal(self, worker_id: str, number: int) -> None:
@@ -268,11 +306,14 @@ class ProcessHost:
 
     def _let_go(self, worker: WorkerProcess, failed: bool) -> None:
         """A held process has ended: what it said matters where it failed by itself."""
-        for pump in worker.pumps:
-            if failed:
-                pump.release(worker.prefix)
-            else:
-                pump.discard()
+        if failed:
+            self._release(worker.pumps, worker.prefix)
+        else:
+            discard(worker.pumps)
+
+    def _release(self, pumps: Pumps, prefix: bytes) -> None:
+        for pump, sink in zip(pumps, self._sinks, strict=True):
+            pump.release(prefix, sink)
 
     def _in_loop(self, worker: WorkerProcess) -> None:
         """A pump's thread says that it has passed everything on."""

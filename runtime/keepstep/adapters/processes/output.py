@@ -150,9 +150,10 @@ class OutputPump:
         if not held:
             self._thread.start()
 
-    def release(self, prefix: bytes) -> None:
-        """Begin to pass on, under this prefix, what a held worker has written and will write."""
+    def release(self, prefix: bytes, sink: LineSink) -> None:
+        """Begin to pass on, to here and under this prefix, what a held worker has written and will write."""
         self._cutter.rename(prefix)
+        self._sink = sink
         self._thread.start()
 
     def discard(self) -> None:

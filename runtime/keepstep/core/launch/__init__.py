@@ -31,7 +31,7 @@ def plan_worker(
     The command starts what the user named through the worker-side bootstrap with the user's own interpreter; where
     mpirun does that, the worker is what starts mpirun or waits for it.
     """
-    addresses, command = table.addresses, _command(job)
+    addresses, command = table.addresses, script_command(job)
     environment = {
         "KEEPSTEP_GENERATION": str(table.generation),
         "KEEPSTEP_RANK": str(rank),
@@ -86,7 +86,7 @@ def plan_server(job: JobSpec, table: RankTable, task: Task) -> tuple[tuple[str, 
     own = task.role == "ps" and job.strategy == "parameter_server_v1"
     if task.role != "worker":
         environment["CUDA_VISIBLE_DEVICES"] = "-1"  # the GPUs are the chief's or the worker's on this host
-    command = (*worker_command(job), "--serve") if own else _command(job)
+    command = (*worker_command(job), "--serve") if own else script_command(job)
     return command, tuple(sorted(environment.items()))
 
 
@@ -107,7 +107,8 @@ def plan_feeder(
     return (*worker_command(job), "--feed", task.role), tuple(sorted(environment.items()))
 
 
-def _command(job: JobSpec) -> tuple[str, ...]:
+def script_command(job: JobSpec) -> tuple[str, ...]:
+    """What starts the script by the worker-side bootstrap; the same whatever world it is to be in."""
     return (*worker_command(job), *_script(job))
 
 

@@ -45,8 +45,8 @@ def load_policy(source: str | Path = "default", sets: Sequence[str] = ()) -> Pol
 
 def load_sourced_policy(source: str | Path = "default", sets: Sequence[str] = ()) -> SourcedPolicy:
     """Read a policy, and remember where its values come from. Raises: ConfigError."""
-    name, text = _read_source(source)
-    parsed = parse_yaml(text, name)
+    name, text, is_ours = _read_source(source)
+    parsed = parse_yaml(text, name, is_ours=is_ours)
     origins = Origins(name)
     for place, line in parsed.lines.items():
         origins.note(place, Origin(name, line), parsed.shown.get(place))
@@ -61,17 +61,20 @@ def load_sourced_policy(source: str | Path = "default", sets: Sequence[str] = ()
         raise complain(error, values, origins) from None
 
 
-def _read_source(source: str | Path) -> tuple[str, str]:
-    """The name to show and the text. A word is a preset's name, and a file's only where no preset has it."""
+def _read_source(source: str | Path) -> tuple[str, str, bool]:
+    """The name to show, the text, and whether it is a preset.
+
+    A word is a preset's name, and a file's only where no preset has it.
+    """
     name = printable(str(source))
     preset = read_preset(source) if isinstance(source, str) else None
     if preset is not None:
-        return f"preset {name}", preset
+        return f"preset {name}", preset, True
     text = read_text(Path(source), TEXT_BYTES_MAX, "a policy in YAML")
     if text is None:
         hint = f"presets: {', '.join(preset_names())}"
         raise ConfigError("there is no such file or preset", "a policy in YAML", file=name, hint=hint)
-    return name, text
+    return name, text, False
 
 
 def _root(parsed: YamlText, file: str) -> dict[str, Any]:

@@ -40,13 +40,17 @@ class YamlText:
     shown: dict[Place, str] = field(default_factory=dict)
 
 
-def parse_yaml(text: str, file: str) -> YamlText:
+def parse_yaml(text: str, file: str, *, is_ours: bool = False) -> YamlText:
     """Parse one document.
+
+    Args:
+        is_ours: it ships with keepstep, and is read by libyaml, where that is there: ten times as fast, and it reads
+            the same in what is well-formed; of what is not, it says other things.
 
     Raises:
         ConfigError: it is malformed, repeats a key, or uses what is refused.
     """
-    return _Reader(file).read(text)
+    return _Reader(file).read(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader) if is_ours else yaml.SafeLoader)
 
 
 def parse_setting(text: str, file: str) -> YamlText:
@@ -69,10 +73,10 @@ class _Reader:
         self._lines: dict[Place, int | None] = {}
         self._shown: dict[Place, str] = {}
 
-    def read(self, text: str) -> YamlText:
+    def read(self, text: str, loader: type[yaml.SafeLoader | yaml.CSafeLoader]) -> YamlText:
         value: object = None
         try:
-            self._events = iter(yaml.parse(text, Loader=yaml.SafeLoader))
+            self._events = iter(yaml.parse(text, Loader=loader))
             documents = 0
             for event in self._events:
                 if isinstance(event, yaml.DocumentStartEvent):
@@ -104,7 +108,7 @@ class _Reader:
         if not isinstance(event, yaml.ScalarEvent):
             raise self._error(event, "found no value", "a value")
         text = self._plain(event)
-        if event.style is not None:
+        if event.style:  # libyaml says "" of what is plain
             return text
         self._shown[place] = text
         return _resolve(text)
