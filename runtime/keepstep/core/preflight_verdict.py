@@ -159,8 +159,8 @@ def _between(records: Mapping[str, PreflightRecord], silent: Iterable[str]) -> l
     worst: set[str] = set()
     for host in sorted(hosts, key=lambda each: best[each]) if len(hosts) > 2 else ():
         clean = sum(1 for one, link in lines if host in (one, link.peer) and worst.isdisjoint((one, link.peer)))
-        # one line alone tells as much of its other end
-        if clean > 1 and best[host] < min(LINK_RATIO * usual[host], LINK_ENOUGH):
+        # one line alone that is slow tells as much of its other end; no line that works is no accident
+        if (clean > 1 or not best[host]) and best[host] < min(LINK_RATIO * usual[host], LINK_ENOUGH):
             worst.add(host)
             told = "; ".join(_told(one, link, host) for one, link in lines if host in (one, link.peer))
             text = f"{told}; others {usual[host] / 1e6:.0f} MB/s"

@@ -131,6 +131,13 @@ def test_one_slow_line_beside_one_to_a_bad_host_is_held_against_neither_end():
             assert worst == (Check.LINK, (bad,)) and second[0] is Check.LINK and set(second[1]) == hit
 
 
+def test_a_host_that_was_tried_by_one_alone_and_in_vain_is_named():
+    plan = plan_of(3)
+    records = measured(plan, cut=("algo-1", "algo-3"))
+    records["algo-1"] = evolve(records["algo-1"], links=())
+    assert named(plan, records) == [(Check.LINK, ("algo-1",))]
+
+
 def test_who_says_nothing_is_named_for_that_alone():
     plan = plan_of(4)
     records = measured(plan, links={"algo-3": 0.0})
