@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
+import os
+import socket
+from dataclasses import replace
 
 import pytest
 
+from keepstep.adapters.processes import ProcessHost, WorkerSpec, launch, standard_sinks
+from keepstep.app.forerunner import Forerunner
+from keepstep.app.standing_by import Standbys
 from tests.support.container import Container
 
 pytestmark = pytest.mark.integration
@@ -29,6 +33,23 @@ def container(tmp_path):
         yield made
 
 
+class Unused(ProcessHost):
+    """A host that nobody may start a worker on."""
+
+    def __init__(self) -> None:
+        pass
+
+
+unused = Unused()
+
+
+def waiting(worker: WorkerSpec) -> Forerunner:
+    """A forerunner whose process runs a worker's command."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    return Forerunner(worker.argv, launch(replace(worker, held=True), standard_sinks()), ours)
+
+
 def told(container: Container) -> list[str]:
     return [line.partition("] ")[2] for line in container.said() if "] begun" in line]
 
@@ -39,15 +60,19 @@ def test_the_first_worker_was_begun_before_and_the_next_one_is_not(container):
     assert told(container) == ["begun before a b", "begun afresh a b"]
 
 
-@pytest.mark.parametrize("end", ["exit 3", "kill -9 $$"])
-def test_without_it_the_worker_is_started_as_ever(container, tmp_path, end):
-    python = tmp_path / "python"
-    early = "[ -z $KEEPSTEP_FORERUNNER_FD ]"
-    python.write_text(f'#!/bin/sh\n{early} || {end}\nexec {shlex.quote(sys.executable)} "$@"\n')
-    python.chmod(0o755)
-    container.options += ["--set", f"launch.python={python}"]
-    assert container.run() == 0, container.output()
-    assert told(container) == ["begun afresh"]
+@pytest.mark.parametrize("command", ["exit 3", "kill -9 $$"])
+def test_one_that_has_ended_is_no_worker(command):
+    worker = WorkerSpec("w", ("sh", "-c", command), {"PATH": os.environ["PATH"]}, "")
+    begun = waiting(worker)
+    begun.started.process.wait()
+    assert Standbys("h", lambda event: None, begun).take("", worker, unused) is None
+
+
+def test_one_of_another_command_is_no_worker():
+    worker = WorkerSpec("w", ("sh", "-c", "read line"), {"PATH": os.environ["PATH"]}, "")
+    begun = waiting(worker)
+    assert Standbys("h", lambda event: None, begun).take("", replace(worker, argv=("sh",)), unused) is None
+    begun.started.process.wait()
 
 
 def test_what_is_no_python_script_is_begun_when_its_world_is_known(container):

@@ -18,7 +18,7 @@ class Straggler(Section):
         failure="a host that all others wait for in each step", ge=1.05, le=100.0, strict=True,
     )  # fmt: skip
     window: int = knob(
-        10, "Steps that are compared at a time.", unit="steps", failure="steps that differ among themselves", ge=5,
+        8, "Steps that are compared at a time.", unit="steps", failure="steps that differ among themselves", ge=5,
         le=10_000, strict=True,
     )  # fmt: skip
     windows: int = knob(
