@@ -176,7 +176,8 @@ def play(kind: str, rank: int, how: str, python: Path, seed: int) -> Said:
     with tempfile.TemporaryDirectory() as name, ExitStack() as after:
         run = Run(Path(name), python, how)
         after.callback(run.end)
-        run.wait_for(lambda: run.step >= SETTLED_STEPS, "steps")
+        # the import of a standby slows both down: who is slow beside that is slow by less
+        run.wait_for(lambda: run.step >= SETTLED_STEPS and len(run.ready) == HOSTS, "standbys")
         begun, limit = run.step, NAMED_WITHIN
         if kind != "neighbour":
             after.callback(slow_down(run, kind, rank, SLOW))

@@ -61,7 +61,7 @@ class Window:
     total: Split
 
 
-TIMED_MIN = 3
+TIMED_MIN = 2
 """A window of fewer measured steps says nothing."""
 
 

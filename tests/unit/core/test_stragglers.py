@@ -37,7 +37,7 @@ def test_steps_that_were_not_measured_count_as_steps():
 
 @pytest.mark.parametrize(
     ("step", "now", "timed", "full"),
-    [(30, 6.0, 3, True), (29, 6.0, 3, False), (30, 5.9, 3, False), (30, 6.0, 2, False)],
+    [(30, 6.0, 2, True), (29, 6.0, 3, False), (30, 5.9, 3, False), (30, 6.0, 1, False)],
 )
 def test_a_window_is_full_of_steps_time_and_measures(step, now, timed, full):
     window = added(begin(10, 5.0), Split(step, timed, 0.0, 0.1, 0.0, 0.0))
