@@ -32,7 +32,7 @@ import sys
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from keepstep_worker import firsterror, hook, identity, rank, standby, wire
+from keepstep_worker import firsterror, forerunner, hook, identity, rank, standby, wire
 from keepstep_worker.session import Session
 
 _PR_SET_PDEATHSIG = 1
@@ -71,13 +71,13 @@ def main() -> None:
         rank.become_child()
         del sys.argv[1]
     server: identity.Identity | None = None
-    if standby.is_forerunner() or standby.is_standby() or identity.is_worker() or identity.is_server():
+    if forerunner.is_forerunner() or standby.is_standby() or identity.is_worker() or identity.is_server():
         _die_with_parent(identity.parent_pid())
     if identity.is_server():
         server = identity.read_identity()
         identity.disown_servers()
-    if standby.is_forerunner():
-        standby.await_world()
+    if forerunner.is_forerunner():
+        forerunner.await_world()
     held = standby.wait() if standby.is_standby() else None
     if len(sys.argv) < 2:
         print("usage: python -m keepstep_worker SCRIPT | -m MODULE | --exec PROGRAM [ARGUMENT...]", file=sys.stderr)

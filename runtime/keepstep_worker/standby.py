@@ -13,7 +13,6 @@ import importlib
 import importlib.machinery
 import json
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,6 @@ LARGE = ("tensorflow", "keras", "tf_keras")
 """What takes long to import, and what the script's own import of is looked at."""
 
 _STANDBY_FD = "KEEPSTEP_STANDBY_FD"
-_FORERUNNER_FD = "KEEPSTEP_FORERUNNER_FD"
 _ENDED = 0
 _PREFIXES = (
     "ABSL_", "AUTOGRAPH_", "CUDA_", "CUDNN_", "DNNL_", "GLOG_", "GRPC_", "HOROVOD_", "KERAS_", "KMP_", "LD_", "MALLOC_",
@@ -146,23 +144,6 @@ def is_standby(environ: Mapping[str, str] = os.environ) -> bool:
     return _STANDBY_FD in environ
 
 
-def is_forerunner(environ: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether this process was started before its world was known."""
-    return _FORERUNNER_FD in environ
-
-
-def await_world() -> None:
-    """Wait until this process is told which worker it is: it has a worker's command line, and no imports behind it.
-
-    When this returns, environment and descriptors are that worker's. The process ends where the agent hangs up.
-    """
-    channel = Channel.from_fd(int(os.environ.pop(_FORERUNNER_FD)))
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # it was started before the agent listened to any
-    descriptors = _awaited(channel)
-    channel.close()
-    _become(*descriptors)
-
-
 def wait() -> Held:
     """Import the modules that the command line names, then wait until this process is to be a worker.
 
@@ -176,14 +157,18 @@ def wait() -> Held:
     for name in names:
         importlib.import_module(name)
     channel.send({"kind": "ready", "files": {name: str(sys.modules[name].__file__ or "") for name in names}})
-    descriptors = _awaited(channel)
+    descriptors = awaited(channel)
     channel.close()
     wake()
     command = _become(*descriptors)
     return Held({name: sys.modules[name] for name in LARGE if name in sys.modules}, imported_with, command)
 
 
-def _awaited(channel: Channel) -> list[int]:
+def awaited(channel: Channel) -> list[int]:
+    """Wait for the descriptors that make a worker of this process: of its wire, of its socket, of what else it is told.
+
+    The process ends where the agent hangs up.
+    """
     while True:
         try:
             received = channel.receive(None)

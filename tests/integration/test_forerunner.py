@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from keepstep.adapters.processes import ProcessHost, WorkerSpec, launch, standard_sinks
 from keepstep.app.forerunner import Forerunner
 from keepstep.app.standing_by import Standbys
-from tests.support.container import Container
+from tests.support.container import RUNTIME, Container
 
 pytestmark = pytest.mark.integration
 
@@ -47,7 +49,7 @@ def waiting(worker: WorkerSpec) -> Forerunner:
     """A forerunner whose process runs a worker's command."""
     ours, theirs = socket.socketpair()
     theirs.close()
-    return Forerunner(worker.argv, launch(replace(worker, held=True), standard_sinks()), ours)
+    return Forerunner(worker, launch(replace(worker, held=True), standard_sinks()), ours)
 
 
 def told(container: Container) -> list[str]:
@@ -73,6 +75,22 @@ def test_one_of_another_command_is_no_worker():
     begun = waiting(worker)
     assert Standbys("h", lambda event: None, begun).take("", replace(worker, argv=("sh",)), unused) is None
     begun.started.process.wait()
+
+
+def test_what_the_interpreter_finds_beside_the_agents_environment_stays(container, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['FORERUNNER_MORE'] = 'x'\n")
+    container.environment["PYTHONPATH"] = f"{RUNTIME}:{tmp_path}"
+    assert container.run() == 0, container.output()
+    assert told(container) == ["begun before FORERUNNER_MORE"]
+
+
+def test_an_interpreter_that_is_a_script_is_started_for_the_worker_alone(container, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n: ${{KEEPSTEP_RANK:?}}\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    container.options += ["--set", f"launch.python={python}"]
+    assert container.run() == 0, container.output()
+    assert told(container) == ["begun afresh"]
 
 
 def test_what_is_no_python_script_is_begun_when_its_world_is_known(container):

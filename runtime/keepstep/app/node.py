@@ -146,7 +146,8 @@ class Agent:
         """The sensors of this host's GPUs, and of the host itself."""
         host = watch_host(written_folders(self._setup, local), HostMetrics(metrics.registry), post, self.log)
         gpus = GpuWatch(self._setup.policy, metrics, post, self.log)
-        return begin_later(gpus.run), begin_later(host.run)
+        is_lone = len(self._setup.job.hosts) == 1
+        return begin_later(gpus.run) if is_lone else gpus.run(), host.run()
 
     def _account(self, code: int) -> None:
         """The last words."""
@@ -206,7 +207,7 @@ class Agent:
 
 
 async def begin_later(sensor: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run what takes a while to begin, and tells nothing that a worker's start would have to wait for."""
+    """Run what would slow a lone host's start down, and tells nothing that it has to wait for."""
     await sleep(_SENSORS_AFTER_S)
     await sensor()
 

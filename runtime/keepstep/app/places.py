@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -79,3 +80,12 @@ def whole_environment(environment: Mapping[str, str], guest: Path, more: Mapping
     whole["PYTHONPATH"] = os.pathsep.join(searched)
     whole.setdefault("PYTHONUNBUFFERED", "1")
     return whole
+
+
+def find_interpreter(python: str, code: Path, search_path: str | None) -> str | None:
+    """The path of the user's interpreter, found as a worker's start finds it; None where there is none.
+
+    Args:
+        python: a name on the search path, or a path from the folder that the code is in.
+    """
+    return shutil.which(str(code / python) if os.sep in python else python, path=search_path)

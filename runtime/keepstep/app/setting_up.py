@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import tempfile
 import uuid
@@ -14,7 +13,7 @@ from keepstep import kernel
 from keepstep.adapters.init_link import InitState
 from keepstep.app.launch_checks import SMDDPRUN, check_launcher, has_program
 from keepstep.app.options import TrainOptions
-from keepstep.app.places import Places, forget_own_source
+from keepstep.app.places import Places, find_interpreter, forget_own_source
 from keepstep.app.provisioning import is_wanting, provide_code, provide_packages, split_by_shell
 from keepstep.core.job import JobSpec, first_etcd_hosts
 from keepstep.core.launch.mpi import LAUNCHED
@@ -200,8 +199,7 @@ def check_interpreter(python: str, code_dir: Path, search_path: str | None) -> N
     Raises:
         ConfigError: it is not there, or is no program.
     """
-    found = shutil.which(str(code_dir / python) if os.sep in python else python, path=search_path)
-    if found is None:
+    if find_interpreter(python, code_dir, search_path) is None:
         raise ConfigError(
             f"found {python}, which is not there or can not be executed",
             "a Python interpreter: a name on PATH, or a path",

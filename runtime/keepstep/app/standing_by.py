@@ -121,7 +121,8 @@ class Standbys:
         # closed too early, it would take back what was sent
         self._became = worker.worker_id, standby_id, standby.endpoint
         kernel.wake(process.pid)
-        hand_over(standby.endpoint, worker)
+        told = {"command": worker.argv, "environment": dict(worker.env)}
+        hand_over(standby.endpoint, told, worker.pass_fds)
         return process
 
     def _take_forerunner(self, worker: WorkerSpec, processes: ProcessHost) -> WorkerProcess | None:
@@ -134,7 +135,7 @@ class Standbys:
         self._let_go()
         self._became = worker.worker_id, "", forerunner.endpoint
         process = processes.adopt(worker, forerunner.started)
-        hand_over(forerunner.endpoint, worker)
+        forerunner.become(worker)
         return process
 
     def exited(self, worker_id: str, detail: str) -> bool:

@@ -157,10 +157,12 @@ def _between(records: Mapping[str, PreflightRecord], silent: Iterable[str]) -> l
     usual = {host: median([best[other] for other in hosts if other != host]) for host in hosts}
     flaws: list[Flaw] = []
     worst: set[str] = set()
-    for host in sorted(hosts, key=lambda each: best[each]) if len(hosts) > 2 else ():
+    well = {host: sum(1 for other in _ends(lines, host) if best[other] > 0) for host in hosts}
+    # of those that nothing came through, whoever was tried by more that are well is the likelier one
+    for host in sorted(hosts, key=lambda each: (best[each], -well[each])) if len(hosts) > 2 else ():
         clean = sum(1 for one, link in lines if host in (one, link.peer) and worst.isdisjoint((one, link.peer)))
         # one line alone that is slow tells as much of its other end; no line that works is no accident
-        if (clean > 1 or not best[host]) and best[host] < min(LINK_RATIO * usual[host], LINK_ENOUGH):
+        if (clean > 1 or (clean and not best[host])) and best[host] < min(LINK_RATIO * usual[host], LINK_ENOUGH):
             worst.add(host)
             told = "; ".join(_told(one, link, host) for one, link in lines if host in (one, link.peer))
             text = f"{told}; others {usual[host] / 1e6:.0f} MB/s"
@@ -171,6 +173,11 @@ def _between(records: Mapping[str, PreflightRecord], silent: Iterable[str]) -> l
             text = f"{_told(one, link, one)}; wanted {least / 1e6:.0f} MB/s"
             flaws.append(Flaw(Check.LINK, (one, link.peer), text, _rate(link) / least))
     return flaws + _clocks(lines, hosts)
+
+
+def _ends(lines: list[tuple[str, Link]], host: str) -> list[str]:
+    """The other ends of a host's lines."""
+    return [link.peer if one == host else one for one, link in lines if host in (one, link.peer)]
 
 
 def _rate(link: Link) -> float:

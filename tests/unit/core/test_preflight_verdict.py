@@ -138,6 +138,33 @@ def test_a_host_that_was_tried_by_one_alone_and_in_vain_is_named():
     assert named(plan, records) == [(Check.LINK, ("algo-1",))]
 
 
+def dead_lines(plan: PreflightPlan, *bad: str) -> dict[str, PreflightRecord]:
+    """Records in which nothing comes through between a bad host and any other."""
+    dead = {
+        host: tuple(Link(link.peer, error="no answer") if {host, link.peer} & {*bad} else link for link in each.links)
+        for host, each in measured(plan).items()
+    }
+    return {host: evolve(each, links=dead[host]) for host, each in measured(plan).items()}
+
+
+def test_who_was_tried_by_bad_hosts_alone_is_not_named():
+    plan = plan_of(6)
+    for first in plan.guests:
+        for second in plan.guests:
+            found = named(plan, dead_lines(plan, first.host, second.host))
+            assert {host for _, hosts in found for host in hosts} <= {first.host, second.host}
+
+
+def test_beside_a_silent_host_the_one_that_more_have_tried_is_named():
+    plan = plan_of(6)
+    for silent in plan.guests:
+        for bad in plan.guests:
+            records = dead_lines(plan, bad.host)
+            del records[silent.host]
+            if bad is not silent:
+                assert {h for _, hosts in named(plan, records) for h in hosts} <= {silent.host, bad.host}
+
+
 def test_who_says_nothing_is_named_for_that_alone():
     plan = plan_of(4)
     records = measured(plan, links={"algo-3": 0.0})

@@ -39,7 +39,7 @@ class WorkerSpec:
         cwd: its working directory; None for this process's own.
         pass_fds: descriptors it inherits under their numbers.
         oom_score_adj: added to this process's own: the kernel is to kill it first when memory runs out (up to 1000).
-        held: pass its output on only once it was given another name (`ProcessHost.rename`), or has failed.
+        held: pass its output on only once it was given another name (`ProcessHost.rename`, `adopt`), or has failed.
     """
 
     worker_id: str
