@@ -72,8 +72,9 @@ def test_a_worker_is_replaced_while_chief_and_parameter_servers_stay(tmp_path: P
 
 def test_an_evaluator_sees_what_the_chief_has_saved_and_is_replaced_in_its_place(tmp_path: Path) -> None:
     options = (*OPTIONS, "--set", "launch.evaluator=on")
-    job = LocalRun(tmp_path / "run", "served.py", [f"--epochs={EPOCHS}", f"--steps={STEPS}"], options, hosts=2)
-    with job as run:
+    gate = tmp_path / "gate"
+    arguments = [f"--epochs={EPOCHS}", f"--steps={STEPS}", f"--gate={gate}"]
+    with LocalRun(tmp_path / "run", "served.py", arguments, options, hosts=2) as run:
 
         def evaluated() -> list[tuple[int, int]]:
             path = run.folder / "results" / "evaluated"
@@ -85,6 +86,7 @@ def test_an_evaluator_sees_what_the_chief_has_saved_and_is_replaced_in_its_place
         os.kill(before["evaluator 0"], signal.SIGKILL)
         run.wait_for(lambda: len({pid for pid, _ in evaluated()}) == 2, "an evaluation by another one")
         after = tasks(run)
+        gate.touch()
         assert {name for name, pid in after.items() if before[name] != pid} == {"evaluator 0"}
         assert run.wait() == 0, run.told()
         assert run.left() == []

@@ -6,6 +6,7 @@ Machines are stood in for by network namespaces, a cgroup with a quota, and a fi
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -111,7 +112,9 @@ def test_a_host_with_a_fifth_of_a_processor(tmp_path, cgroup):
     run.after = lambda run: (cgroup / "cgroup.procs").write_text(str(run.life(BAD).process.pid)) and None
     with run:
         assert set(ended(run).values()) == {0}
-        assert named(run, "speed") and excluded(run)
+        told = "".join(run.log(host) for host in run.names)
+        assert f"| preflight finds: {BAD}: speed: " in told  # a busy moment may have another one measured slow, too
+        assert excluded(run) and len(run.world(run.generations()[0]["number"])) == len(run.names) - 1
 
 
 @contextlib.contextmanager
@@ -159,14 +162,29 @@ def bound(run: Spoilt) -> tuple[float, list[Turn]]:
     return found[0].now - planned(run).now, found
 
 
+def is_locked(store: Path) -> bool:
+    """Whether somebody holds the lock of a store in a directory."""
+    for path in store.rglob(".lock"):
+        with path.open("r+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
+
+
 def test_an_uploader_that_does_not_answer_is_not_waited_for(tmp_path):
     """Others find its line dead; its own look ends with what it could find out."""
     run = spoilt(tmp_path, "health.preflight=exclude")
     with run:
         planned(run)  # before that another one serves, for the certificates
         bad = follower(run)
-        with frozen(run, run.uploader(bad)):
-            run.wait_for(lambda: "world_starts" in run.reasons(), "world")
+        with contextlib.ExitStack() as frost:
+            frost.enter_context(frozen(run, run.uploader(bad)))
+            while is_locked(run.store):  # by the frozen one: nobody else would get on
+                frost.close()
+                frost.enter_context(frozen(run, run.uploader(bad)))
+            run.wait_for(lambda: run.generations(), "world")
             took_s, found = bound(run)
             assert found and took_s <= LIMIT_S + 1.0, run.told()
             assert named(run, "link", bad) and excluded(run, bad)
@@ -181,7 +199,7 @@ def test_an_agent_that_says_nothing_is_named_when_the_bound_is_over(tmp_path):
         bad = follower(run)
         run.may_end.add(bad)
         with frozen(run, run.agent(bad)):
-            run.wait_for(lambda: "world_starts" in run.reasons(), "world")
+            run.wait_for(lambda: run.generations(), "world")
             took_s, _ = bound(run)
             assert LIMIT_S <= took_s <= LIMIT_S + 1.0
             assert named(run, "answer", bad) and excluded(run, bad)
@@ -189,7 +207,7 @@ def test_an_agent_that_says_nothing_is_named_when_the_bound_is_over(tmp_path):
 
 
 def test_a_line_that_drops_everything_is_named_by_its_ends(tmp_path):
-    run = spoilt(tmp_path, "health.preflight=warn", steps=300)
+    run = spoilt(tmp_path, "health.preflight=warn", steps=100_000)
     run.after = lambda run: run.network.cut_pair("algo-2", "algo-3")
     with run:
         turn = run.wait_for(

@@ -41,15 +41,29 @@ def build_model(features: int = FEATURES, classes: int = 3) -> Any:
     )
 
 
-def pass_gate(step: int) -> None:
-    """Wait, where there is a --gate STEP:FILE, after that step until the file is there."""
+def gate() -> tuple[int, Path] | None:
+    """After which step to wait for which file; None where there is no --gate STEP:FILE."""
     words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     words.add_argument("--gate")  # in one word, as tests write it, or in two, as a platform's hyperparameters are given
-    gate = words.parse_known_args()[0].gate
-    if gate is not None:
-        at, _, path = gate.partition(":")
-        while step == int(at) and not Path(path).exists():
-            time.sleep(0.02)
+    text = words.parse_known_args()[0].gate
+    if text is None:
+        return None
+    at, _, path = text.partition(":")
+    return int(at), Path(path)
+
+
+def pass_gate(step: int) -> None:
+    """Wait, where there is a --gate STEP:FILE, after that step until the file is there."""
+    found = gate()
+    while found is not None and step == found[0] and not found[1].exists():
+        time.sleep(0.02)
+
+
+def dawdle(pause_s: float) -> None:
+    """Take so long more for a step; nobody who waits for anything is left once the gate's file is there."""
+    found = gate()
+    if found is None or not found[1].exists():
+        time.sleep(pause_s)
 
 
 def final_variables(model: Any, optimizer: Any) -> dict[str, np.ndarray]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import tensorflow as tf
 import keepstep_worker as keepstep
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import FEATURES, build_model, final_variables, keras, make_data, pass_gate
+from common import FEATURES, build_model, dawdle, final_variables, keras, make_data, pass_gate
 
 BATCH, SAMPLES, SEED = 16, 150, 7
 
@@ -75,7 +74,7 @@ def main() -> None:
         if args.poison and np.isnan(batch[0].numpy()).any():
             raise ValueError("a sample is broken")
         train_step(batch)
-        time.sleep(args.pause)
+        dawdle(args.pause)
         pass_gate(step)
     np.savez(args.out / f"{run.rank}.npz", position=np.array(data.position), **final_variables(model, optimizer))
 

@@ -45,7 +45,9 @@ folder = options.out / "ranks"
 folder.mkdir(parents=True, exist_ok=True)
 told = {"local": hvd.local_rank(), "size": hvd.size(), "pid": os.getpid(), **shown}
 mark = options.out / "raised"
-(folder / f"{run.generation}-{hvd.rank()}.json").write_text(json.dumps(told))
+said = folder / f"{run.generation}-{hvd.rank()}.json"
+said.with_suffix(".new").write_text(json.dumps(told))
+said.with_suffix(".new").replace(said)
 
 model = common.build_model()
 optimizer = common.keras.optimizers.Adam(0.01)

@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--steps", type=int, default=40, help="of an epoch")
+    parser.add_argument("--gate", type=Path, help="a file without which the last epoch does not begin")
     args = parser.parse_args()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type in ("worker", "ps"):
@@ -71,6 +72,8 @@ def train(strategy: tf.distribute.ParameterServerStrategy, args: argparse.Namesp
     with (args.out / "started.jsonl").open("a") as file:
         file.write(json.dumps({"epoch": int(epoch.numpy()), "count": int(count.numpy())}) + "\n")
     while epoch.numpy() < args.epochs:
+        while args.gate is not None and epoch.numpy() == args.epochs - 1 and not args.gate.exists():
+            time.sleep(0.05)
         for _ in range(args.steps):
             coordinator.schedule(step)
         coordinator.join()
