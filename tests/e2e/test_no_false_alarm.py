@@ -1,4 +1,7 @@
-"""What may differ between ranks is never taken for silent corruption. KEEPSTEP_TEST_ALL=1: over 200 checkpoints."""
+"""What may differ between ranks is never taken for silent corruption, and what takes long never for a hang.
+
+KEEPSTEP_TEST_ALL=1: over 200 checkpoints, and for twenty minutes.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,13 @@ import pytest
 
 from tests.support.local_run import LocalRun
 
-CHECKPOINTS = 200 if os.environ.get("KEEPSTEP_TEST_ALL") else 12
+CHECKPOINTS, EPOCHS = (200, 60) if os.environ.get("KEEPSTEP_TEST_ALL") else (12, 2)
+STEPS = 20  # of an epoch of uneven.py
+HOUR_S = 3600.0
+CLOSE = ("hang.factor=2", "hang.floor=3s", "hang.data=8s", "hang.pause=8s")
+"""Twice what each of them takes at the most in uneven.py: the deadlines of a policy would be minutes."""
 
-pytestmark = [pytest.mark.e2e, pytest.mark.more, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.more, pytest.mark.timeout(HOUR_S)]
 
 
 def test_normalization_and_metrics_raise_no_alarm(tmp_path: Path) -> None:
@@ -23,6 +30,20 @@ def test_normalization_and_metrics_raise_no_alarm(tmp_path: Path) -> None:
         assert run.wait() == 143, run.told()
     assert run.events("replicas_compared") == []
     assert "replica_divergence" not in run.reasons()
+
+
+def test_what_takes_long_is_no_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [word for knob in CLOSE for word in ("--set", knob)]
+    words = [f"--epochs={EPOCHS}"]
+    with LocalRun(tmp_path / "run", "uneven.py", words, options, deadline_s=HOUR_S) as run:
+        assert run.wait() == 0, run.told()
+    assert "world_hangs" not in run.reasons()
+    summary = run.summary()
+    assert (summary["steps"], summary["restarts"]) == (EPOCHS * STEPS, 0)
+    trained = run.accounts()[run.names[0]]
+    with capsys.disabled():
+        minutes = (trained["ended_at"] - trained["born_at"]) / 60.0
+        print(f"\nno false alarm in {minutes:.1f} minutes of slow steps, evaluations and checkpoints")
 
 
 def committed(run: LocalRun) -> list[int]:

@@ -38,6 +38,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("nvml"))
 
 
+def records_in(event: dict[str, Any]) -> list[dict[str, Any]]:
+    """The records that an event brings: one or several that were written, or all that stood when the host came."""
+    if event["kind"] == "cluster_read":
+        return [record for record, _ in event["records"]]
+    changes = event.get("changes", (event,))
+    return [change["record"] for change in changes if change["kind"] in ("record_put", "record_seen")]
+
+
 class Job:
     """Hosts on this machine that train without TensorFlow, each with one GPU of which the test says what it answers."""
 
@@ -120,10 +128,10 @@ class Job:
     def generation(self, host: str = "algo-1") -> dict[str, Any]:
         """The newest generation that the host knows of."""
         found = [
-            change["record"]
+            record
             for turn in self.turns(host)
-            for change in turn["event"].get("changes", (turn["event"],))
-            if change["kind"] in ("record_put", "record_seen") and change["record"]["kind"] == "generation"
+            for record in records_in(turn["event"])
+            if record["kind"] == "generation"
         ]
         return found[-1] if found else {"number": 0, "phase": "", "members": []}
 

@@ -43,6 +43,7 @@ class LocalRun:
         arguments: of the script, beside --out.
         options: of `keepstep local`, beside --hosts, --python and --out.
         libraries: folders that the script's Python searches.
+        deadline_s: no run comes near it unless it hangs.
     """
 
     folder: Path
@@ -53,6 +54,7 @@ class LocalRun:
     libraries: Sequence[Path] = ()
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[bytes] | None = None
+    deadline_s: float = DEADLINE_S
 
     def __enter__(self) -> LocalRun:
         """Start it."""
@@ -89,7 +91,7 @@ class LocalRun:
     def wait_for(self, look: Callable[[], _T | None], what: str) -> _T:
         """Wait until `look` gives something; fails where the run ends before or nothing comes."""
         assert self.process is not None
-        give_up = time.monotonic() + DEADLINE_S
+        give_up = time.monotonic() + self.deadline_s
         while True:
             ended = self.process.poll() is not None
             found = look()
@@ -108,7 +110,7 @@ class LocalRun:
         """Wait for the end of the run; returns its exit code."""
         assert self.process is not None
         try:
-            code = self.process.wait(DEADLINE_S)
+            code = self.process.wait(self.deadline_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the run does not end:\n{self.told()}") from None
         for host, account in self.accounts().items():
