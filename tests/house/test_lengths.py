@@ -12,6 +12,7 @@ VOCABULARY_NAMES = (
     *(
         "actions",
         "causes",
+        "charge_events",
         "codec",
         "contradictions",
         "events",

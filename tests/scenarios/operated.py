@@ -6,11 +6,13 @@ from collections import deque
 from typing import Protocol
 
 from keepstep.core import events as e
+from keepstep.core.failures import Charges
 from keepstep.core.records import CordonRecord, EtcdRecord, NodeRecord, OrderRecord
 
 
 class _Stage(Protocol):
     now: float
+    charges: Charges
     _inbox: deque[e.Event]
 
     def happens(self, event: e.Event) -> None: ...
@@ -22,6 +24,10 @@ class _Stage(Protocol):
 
 class Operated:
     """A stage on which others write, too."""
+
+    def charged_before(self: _Stage, restarts: str) -> None:
+        """An earlier attempt of the job was restarted so often, and the store knows."""
+        self.charges = Charges(int(restarts))
 
     def cordoned(self: _Stage, host: str) -> None:
         """An operator wants a host out."""

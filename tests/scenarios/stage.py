@@ -12,15 +12,9 @@ from dataclasses import replace
 from keepstep.core import actions as a
 from keepstep.core import events as e
 from keepstep.core.decide import decide, initial_state
+from keepstep.core.failures import Charges
 from keepstep.core.job import JobSpec, first_etcd_hosts
-from keepstep.core.records import (
-    LEASED,
-    OF_NODES_KEYS,
-    GenerationRecord,
-    Member,
-    Phase,
-    StoredObject,
-)
+from keepstep.core.records import LEASED, OF_NODES_KEYS, GenerationRecord, Member, Phase, StoredObject
 from keepstep.core.state import Decision
 from keepstep.intake.policy import load_policy
 from tests.scenarios.checked import Checked
@@ -56,7 +50,7 @@ class Stage(Checked, Operated):
         self.records: dict[str, tuple[object, int]] = {}
         self.revision = self.leases = self.seals = 0
         self.head: e.Head | None = None
-        self.edition, self.files = 0, ""
+        self.edition, self.files, self.charges = 0, "", Charges()
         self.upload_s = 0.5
         self.worker = ""
         self.entered = 0
@@ -189,7 +183,8 @@ class Stage(Checked, Operated):
                 if head is not None and head.manifest in action.without:
                     head = replace(head, step=10, digest="d10", manifest="manifests/10")
                 files = "files/0" if self.files in action.without else self.files
-                self.post(e.HeadRead(action.operation, head, files))
+                charges = None if action.claim else self.charges
+                self.post(e.HeadRead(action.operation, head, files, charges=charges))
             case a.SettleFiles():
                 self.post(e.FilesSettled(action.operation, action.mark, self.edition))
             case a.KeepFiles() if "fence" in self.out_of_order:
@@ -211,6 +206,9 @@ class Stage(Checked, Operated):
                 self.post(self._fetched(action))
             case a.KeepCordons():
                 self.post(e.CordonsKept(action.operation))
+            case a.KeepCharges():
+                self.charges = action.charges
+                self.post(e.ChargesKept(action.operation, action.charges))
 
     def _fetched(self, action: a.FetchSnapshot) -> e.Event:
         seal = self._seal(action.slab, int(action.manifest.rpartition("/")[2]))

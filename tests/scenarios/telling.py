@@ -82,6 +82,8 @@ def tell_action(action: a.Action) -> str:
             return f"read head{without}" + (f", claimed for generation {action.claim}" if action.claim else "")
         case a.CompareReplicas():
             return f"compare replicas of step {action.step}"
+        case a.KeepCharges():
+            return f"keep charges: {action.charges.restarts} restarts, {len(action.charges.ledger)} failures"
         case a.CommitCheckpoint():
             return f"commit step {action.step}"
         case a.CheckHost():

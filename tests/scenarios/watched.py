@@ -113,9 +113,9 @@ class Watched:
             return e.WorkerProfiled(action.operation, action.worker_id, folder, files, ("no TensorFlow profile",))
         return e.WorkerProfiled(action.operation, action.worker_id, "", (), ("no permission", "no TensorFlow profile"))
 
-    def store_refuses_list(self, why: str) -> None:
-        """The store takes everything but the list of cordons."""
-        self.happens(e.StoreRefused("cordons", why))
+    def store_refuses_list(self, why: str, what: str = "cordons") -> None:
+        """The store takes everything but the list of cordons, or the `charges`."""
+        self.happens(e.StoreRefused(what, why))
 
     def look(self, action: a.SamplePulse | a.CollectStacks | a.ProfileWorker) -> e.Event:
         """What is found."""

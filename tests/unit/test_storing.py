@@ -11,7 +11,11 @@ import pytest
 from keepstep.adapters.uploader import UploaderGone
 from keepstep.app import storing
 from keepstep.app.storing import Storing
-from keepstep.core.actions import FetchSnapshot
+from keepstep.core.actions import FetchSnapshot, ReadHead
+from keepstep.core.causes import FailureCause
+from keepstep.core.codec import encode_charges
+from keepstep.core.events import HeadRead, OperationFailed
+from keepstep.core.failures import Charges, LedgerEntry
 from keepstep.intake.policy import load_policy
 from keepstep_worker.wire import Seal
 
@@ -126,3 +130,43 @@ def test_what_is_fetched_is_sealed_only_while_no_worker_counts_seals(uploader, h
     asyncio.run(fetch())
     assert link.done == done
     assert [(event.kind, event.operation) for event in posted] == [(kind, "fetch:x")]
+
+
+KEPT = Charges(3, (LedgerEntry(12.5, FailureCause.KILLED, "killed", 40),))
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ({"ok": True, "text": encode_charges(KEPT)}, [HeadRead("head", None, charges=KEPT)]),
+        ({"ok": True, "text": None}, [HeadRead("head", None, charges=Charges())]),
+        ({"ok": True, "text": '{"restarts": "many"}'}, [HeadRead("head", None, charges=Charges())]),
+        ({"ok": False, "error": "unavailable", "detail": "503"}, [OperationFailed("head", "unavailable: 503", 2.0)]),
+    ],
+    ids=["kept", "nothing there", "not ours", "store away"],
+)
+def test_what_earlier_attempts_were_charged_with_comes_with_head(monkeypatch, answer, found):
+    posted, logged = [], []
+
+    async def call(self, command, fd=None):
+        return answer if command["command"] == "recall" else {"ok": True, "head": None}
+
+    monkeypatch.setattr(storing.UploaderClient, "call", call)
+    asked = Storing("job", "s3://bucket", load_policy("default"), posted.append, logged.append)
+    asyncio.run(asked.read_head(ReadHead("head", ())))
+    assert posted == found
+    assert [line for line in logged if "do not count" in line] == logged
+    assert len(logged) == (answer.get("text") == '{"restarts": "many"}')
+
+
+def test_a_generation_that_is_not_the_first_does_not_ask_for_them(monkeypatch):
+    posted, asked = [], []
+
+    async def call(self, command, fd=None):
+        asked.append(command["command"])
+        return {"ok": True, "head": None}
+
+    monkeypatch.setattr(storing.UploaderClient, "call", call)
+    one = Storing("job", "s3://bucket", load_policy("default"), posted.append, lambda _: None)
+    asyncio.run(one.read_head(ReadHead("head", (), claim=2, run="r")))
+    assert asked == ["head"] and posted == [HeadRead("head", None)]

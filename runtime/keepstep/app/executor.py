@@ -109,6 +109,7 @@ class Executor:
             a.JoinEtcd: lambda x: self._spawn(self._join_etcd(x)),
             a.UseEtcd: lambda x: self._members.use(x.hosts) if self._members is not None else None,
             a.KeepCordons: lambda x: self._spawn(keep_cordons(storing, post, x)),
+            a.KeepCharges: lambda x: self._spawn(storing.keep_charges(x)),
             a.SweepStore: lambda x: self._spawn(storing.sweep()),
             a.CompareReplicas: self._compare,
             a.Report: self._report,

@@ -14,7 +14,9 @@ from keepstep.adapters.uploader import UploaderClient, UploaderGone
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.core import actions as a
 from keepstep.core import events as e
+from keepstep.core.codec import Undecodable, decode_charges, encode_charges
 from keepstep.core.events import Event, Head, SlabSeal
+from keepstep.core.failures import Charges
 from keepstep.core.policy import Policy
 from keepstep.core.records import StoredObject
 from keepstep.core.values import frozen
@@ -27,6 +29,8 @@ however busy it is: each kind of them has a thread of its own.
 """
 _RESTART_S = 0.2
 _STORE_AGAIN_S = 2.0
+_CHARGES = "charges.json"
+"""The place in the store that they are noted at."""
 _DECIDED = ("corrupt", "missing", "fenced", "conflict", "stuck")
 """Errors that mean something of their own to whoever asked."""
 
@@ -278,7 +282,9 @@ class Storing:
             for manifest in reply.get("unreadable", ()):
                 self._log(f"checkpoint {manifest} can not be read; an older one is taken")
             files, generation = str(reply.get("files", "")), int(reply.get("files_generation", 0))
-            self._post(e.HeadRead(action.operation, head, files, generation))
+            charges = None if action.claim else await self._recall_charges(action.operation)
+            if action.claim or charges is not None:
+                self._post(e.HeadRead(action.operation, head, files, generation, charges))
         elif reply.get("error") in _DECIDED:
             self._post(e.OperationFailed(action.operation, str(reply.get("detail")), _STORE_AGAIN_S))
 
@@ -307,6 +313,24 @@ class Storing:
         os.close(fd)
         if reply is not None and reply.get("error") in ("corrupt", "missing"):
             self._post(e.CheckpointCorrupt(action.operation, action.manifest, str(reply.get("detail"))))
+
+    async def _recall_charges(self, operation: str) -> Charges | None:
+        """What the job's earlier attempts were charged with; None where the store could not say it, which is told."""
+        reply = await self.attempt(operation, {"command": "recall", "place": _CHARGES})
+        if reply is None or not reply.get("ok"):
+            return None
+        try:
+            return Charges() if reply["text"] is None else decode_charges(reply["text"])
+        except Undecodable as error:
+            self._log(f"the charges of earlier attempts do not count: {error}")
+            return Charges()
+
+    async def keep_charges(self, action: a.KeepCharges) -> None:
+        """Leave them for the job's next attempt."""
+        command = {"command": "note", "place": _CHARGES, "text": encode_charges(action.charges)}
+        reply = await self.attempt(action.operation, command)
+        if reply is not None and reply.get("ok"):
+            self._post(e.ChargesKept(action.operation, action.charges))
 
     async def sweep(self) -> None:
         """Delete what retention lets go; what fails is swept the next time."""

@@ -9,6 +9,7 @@
 <job>/trust/authority.json                         by what the hosts know each other; removed at the end of the job
 <job>/cordons/<GPU's UUID, or boot id>.json        what is to take no part in the job, whatever host has it
 <job>/notes/goodput/<host>.json                    where a host's time went, in all attempts so far
+<job>/notes/charges.json                           restarts, and failures charged to budgets, in all attempts so far
 <job>/notes/stacks/<host>/generation-<number>-rank-<rank>.txt     what a worker that stood still was doing
 
 What a script wrote itself has a line of its own, `<job>/files`, numbered by commits instead of steps:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from keepstep.core.failures import Charges
 from keepstep.core.gpu_events import KeptCordon
 from keepstep.core.preflight_events import CheckHost as CheckHost
 from keepstep.core.profiles import Profile
@@ -312,6 +313,14 @@ class KeepCordons:
 
 
 @frozen
+class KeepCharges:
+    """Have the store say what the job was charged with so far."""
+
+    operation: str
+    charges: Charges
+
+
+@frozen
 class SweepStore:
     """Delete what retention lets go."""
 
@@ -368,4 +377,5 @@ Action = (
     | FetchSnapshot | SweepStore | Report | WriteFailure | ForgetRecords | JoinEtcd | UseEtcd
     | WatchAll | CompareReplicas | KeepFiles | SettleFiles | PutBackFiles | StartStandby
     | SamplePulse | CollectStacks | ProfileWorker | StartServer | KeepCordons | CheckHost
+    | KeepCharges
 )  # fmt: skip

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from keepstep.core.events import Event
+from keepstep.core.failures import Charges
 from keepstep.core.job import JobSpec
 from keepstep.core.policy import Policy
 from keepstep.core.records import GenerationRecord, Record
@@ -26,6 +27,7 @@ _READ: dict[str, Any] = {
     "job": JobSpec,
     "state": State,
     "policy": Policy,
+    "charges": Charges,
 }
 _VARYING = tuple(name for name in names_of(State) if name not in ("job", "policy", "cluster"))
 _TABLES = (
@@ -89,6 +91,15 @@ def decode_state(text: str) -> State:
 def decode_policy(text: str) -> Policy:
     """Raises: Undecodable."""
     return _decode("policy", text)  # type: ignore[no-any-return]
+
+
+def encode_charges(charges: Charges) -> str:
+    return _encode(charges)
+
+
+def decode_charges(text: str) -> Charges:
+    """Raises: Undecodable."""
+    return _decode("charges", text)  # type: ignore[no-any-return]
 
 
 class Digests:

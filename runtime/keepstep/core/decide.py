@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keepstep.core import (
+    charges,
     checkpoints,
     cluster,
     files,
@@ -76,7 +77,10 @@ def _on_operation_failed(turn: Turn, event: e.OperationFailed) -> None:
 def _on_store_refused(turn: Turn, event: e.StoreRefused) -> None:
     """The store said no for good. Before anything trained, that ends the job; later it is an alarm."""
     turn.landed(event.operation, turn.now + 30.0)
-    if event.operation == gpus.KEEPING:  # a list that can not be written is no reason to save nothing any more
+    if event.operation in (
+        gpus.KEEPING,
+        charges.KEEPING,
+    ):  # no reason to save nothing any more
         turn.because(Reason.OPERATION_FAILED, event.detail)
         return
     checkpoints.release_upload(turn, event.operation)
@@ -142,6 +146,7 @@ ABSORB: dict[type, Callable[[Turn, Any], None]] = {
     e.GpusSampled: gpus.on_gpus_sampled,
     e.CordonsRead: gpus.on_cordons_read,
     e.CordonsKept: gpus.on_cordons_kept,
+    e.ChargesKept: charges.on_charges_kept,
     e.HostChecked: preflight.on_host_checked,
     e.EnteredSampled: interruption.on_entered_sampled,
     e.WorkerExited: workers.on_worker_exited,
@@ -166,6 +171,7 @@ CONVERGE: tuple[Callable[[Turn], None], ...] = (
     preflight.check,
     workers.start,
     servers.start,
+    charges.keep,
     standby.keep,
     hang.watch,
     profiling.take,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from keepstep.core.charge_events import ChargesKept as ChargesKept
+from keepstep.core.failures import Charges
 from keepstep.core.files_events import FilesCopied as FilesCopied
 from keepstep.core.files_events import FilesKept as FilesKept
 from keepstep.core.files_events import FilesPutBack as FilesPutBack
@@ -299,15 +301,13 @@ class EtcdJoined:
 
 @frozen
 class HeadRead:
-    """`files` is the manifest of the newest committed checkpoint of the script's own files; empty for none.
-
-    `files_generation` is the newest generation that claimed their HEAD.
-    """
+    """`files`: the manifest of the script's own, claimed by `files_generation`; `charges`: for a first one alone."""
 
     operation: str
     head: Head | None
     files: str = ""
     files_generation: int = 0
+    charges: Charges | None = None
     kind: Literal["head_read"] = "head_read"
 
 
@@ -392,7 +392,7 @@ Event = (
     AgentStarted | LeaseGranted | LeaseRenewed | LeaseLost | ClusterRead | RecordSeen | RecordGone | RecordsChanged
     | RecordPut | PutRefused | OperationFailed | WorkerStarted | WorkerHello | WorkerJoined | WorkerRestored
     | FirstStepCompleted | StepsSampled | LayoutAnnounced | SnapshotSealed | SnapshotVerified | SnapshotBad
-    | SnapshotUploaded | ReplicasCompared | CheckpointCommitted | CommitRefused | HeadRead | StoreRefused
+    | SnapshotUploaded | ReplicasCompared | CheckpointCommitted | CommitRefused | HeadRead | StoreRefused | ChargesKept
     | SnapshotFetched | CheckpointCorrupt | EtcdJoined | EnteredSampled | WorkerExited | InterruptionNoticed
     | TimerFired | PulseSampled | StacksCollected | WorkerEvaluates | WorkerImported | StandbyReady | StandbyGone
     | SnapshotUnwanted | FilesCopied | FilesSettled | FilesKept | FilesPutBack | FilesStuck | WorkerFingerprinted

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from keepstep.core.events import Head, SlabSeal
+from keepstep.core.failures import Charges
 from keepstep.core.fingerprints import Fingerprint
 from keepstep.core.gpu_events import GpuSample, KeptCordon
 from keepstep.core.launch.parameter_server import Role
@@ -245,6 +246,8 @@ class StoreView:
     saves: tuple[float, ...] = ()
     fenced: int = 0
     """The newest generation whose commit was refused, since HEAD carries a newer one."""
+    charges: Charges | None = None
+    """What the store has of them; None where that was neither read nor written by this node."""
 
 
 @frozen

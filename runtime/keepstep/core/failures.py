@@ -48,3 +48,11 @@ class LedgerEntry:
     signature: str
     step: int
     rule: str = ""
+
+
+@frozen
+class Charges:
+    """What a job was charged with in all its attempts: restarts, and the failures within the budgets' windows."""
+
+    restarts: int = 0
+    ledger: tuple[LedgerEntry, ...] = ()

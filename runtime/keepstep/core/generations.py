@@ -11,6 +11,7 @@ from keepstep.core.actions import ReadHead, WatchAll
 from keepstep.core.causes import FailureCause
 from keepstep.core.distrust import choose_resume, held_by_all
 from keepstep.core.events import HeadRead
+from keepstep.core.failures import Charges
 from keepstep.core.fingerprints import ANY_STEP
 from keepstep.core.launch.parameter_server import SERVED
 from keepstep.core.reasons import Reason
@@ -72,6 +73,8 @@ def on_head_read(turn: Turn, event: HeadRead) -> None:
     turn.landed(event.operation)
     store_answers(turn)
     turn.set_store(head=event.head, head_known=True, files=event.files, files_generation=event.files_generation)
+    if event.charges is not None:
+        turn.set_store(charges=event.charges)
 
 
 def why_broken(turn: Turn, generation: GenerationRecord) -> Reason | None:
@@ -169,10 +172,12 @@ def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
 
 
 def _base(turn: Turn, ended: GenerationRecord | None) -> GenerationRecord:
-    """What the first generation of this run, or of an etcd that lost its data, goes on from."""
+    """What the first generation of this run, or of an etcd that lost its data, goes on from; and what charges stand."""
     base = turn.state.last_generation
     if base is None or (ended is not None and base.number <= ended.number) or base.phase is Phase.ENDED:
-        return GenerationRecord(0, Phase.FORMING, turn.state.job.node_id, ())
+        charges = turn.state.store.charges or Charges()
+        ledger, restarts = charges.ledger, charges.restarts
+        return GenerationRecord(0, Phase.FORMING, turn.state.job.node_id, (), ledger=ledger, restarts=restarts)
     return base
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keepstep.core import elastic, files, gpus
+from keepstep.core import charges, elastic, files, gpus
 from keepstep.core.actions import CommitCheckpoint, UploadSnapshot
 from keepstep.core.facts import Slab
 from keepstep.core.reasons import Reason
@@ -33,7 +33,7 @@ def leave_together(turn: Turn) -> None:
         turn.put(evolve(generation, together=True), Reason.LEAVING, "all have come")
     heard_at = state.together_at if generation.together else None
     last_at = since + BARRIER_S
-    if heard_at is not None and not turn.in_flight(gpus.KEEPING):
+    if heard_at is not None and not turn.in_flight(gpus.KEEPING) and not turn.in_flight(charges.KEEPING):
         last_at = min(last_at, heard_at + _LAST_OUT_S if _keeps_etcd(turn) and others else turn.now)
     if turn.now >= last_at or not turn.has_lease:
         turn.leave(generation.exit_code or 0, generation.verdict, Reason.LEAVING, hint_for(generation.root))

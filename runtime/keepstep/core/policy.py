@@ -92,8 +92,9 @@ class Restart(Section):
         unit="count per duration", failure="a job that fails again and again and is paid for all the same",
     )  # fmt: skip
     ceiling: int = knob(
-        50, "Restarts in the whole job.", unit="count", failure="a job that never ends", ge=0, le=10_000, strict=True
-    )
+        50, "Restarts in the whole job, over all its attempts where there is a store.", unit="count",
+        failure="a job that never ends", ge=0, le=10_000, strict=True,
+    )  # fmt: skip
     backoff: Backoff = Backoff()
     same_step: int = knob(
         3, "The same first error at the same step this often ends the job.", unit="count",

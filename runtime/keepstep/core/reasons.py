@@ -85,6 +85,7 @@ class Reason(StrEnum):
     STRAGGLER_OVER = "straggler_over"
     SLOW_FOR_ONCE = "slow_for_once"
     GPU_FAULT = "gpu_fault"
+    CHARGES_KEPT = "charges_kept"
     CORDON_KEPT = "cordon_kept"
     CORDON_LIFTED = "cordon_lifted"
     REPAIR_WANTED = "repair_wanted"

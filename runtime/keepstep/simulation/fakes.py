@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from keepstep.core.events import Head
+from keepstep.core.failures import Charges
 from keepstep.core.records import LEASED, GenerationRecord, Record
 from keepstep.simulation.clockwork import Clockwork
 
@@ -141,6 +142,7 @@ class FakeStore:
     files: list[int] = field(default_factory=list)
     """What was committed of silent scripts' files: the numbers written, in the order of the commits."""
     files_generation: int = 0
+    charges: Charges = field(default_factory=Charges)
 
     @property
     def newest_files(self) -> str:

@@ -38,6 +38,8 @@ class SimUploader:
                 self._remotely(action.operation, 0.1, lambda: self._commit(action))
             case a.ReadHead():
                 self._remotely(action.operation, 0.05, lambda: self._read_head(action))
+            case a.KeepCharges():
+                self._remotely(action.operation, 0.1, lambda: self._keep_charges(action))
             case a.FetchSnapshot():
                 self._remotely(action.operation, 0.5, lambda: self._fetch(action))
             case a.SettleFiles():
@@ -81,7 +83,12 @@ class SimUploader:
         if action.claim:
             store.claim(action.claim)
         files = (store.newest_files, store.files_generation) if action.files else ("", 0)
-        return e.HeadRead(action.operation, store.head_without(action.without), *files)
+        charges = None if action.claim else store.charges
+        return e.HeadRead(action.operation, store.head_without(action.without), *files, charges)
+
+    def _keep_charges(self, action: a.KeepCharges) -> e.Event:
+        self._host.world.store.charges = action.charges
+        return e.ChargesKept(action.operation, action.charges)
 
     def _fetch(self, action: a.FetchSnapshot) -> e.Event:
         if action.manifest in self._host.world.store.rotten:
