@@ -83,7 +83,7 @@ be written; invalid: no such command."""
 LANES: Final = {
     "open": "head", "head": "head", "verify": "verify", "upload": "upload", "commit": "commit", "fetch": "fetch",
     "sweep": "sweep", "compare": "sweep", "trust": "head", "entrust": "head", "forget": "head",
-    "ping": "ping", "note": "sweep", "recall": "head", "cordons": "papers", "cordon": "papers",
+    "ping": "ping", "note": "papers", "recall": "head", "cordons": "papers", "cordon": "papers",
     "watch": "watch", "settle": "files", "keep": "files", "put_back": "files",
     "seals": "verify", "listen": "verify", "offer": "verify", "notices": "notices", "try": "try",
 }  # fmt: skip

@@ -340,7 +340,8 @@ def on_worker_exited(turn: Turn, event: WorkerExited) -> None:
     else:
         in_loop = worker.loops and event.entered > event.completed
         failure = classify_exit(state.job.host, worker.rank, event)
-        failure = evolve(failure, files=state.files.number, in_loop=in_loop)
+        step = max(failure.step, worker.entered)  # one that dies before it says so has begun where it was to go on from
+        failure = evolve(failure, step=step, files=state.files.number, in_loop=in_loop)
         turn.set(failure=failure, failure_generation=worker.generation)
         if state.recovery is None:
             turn.set(recovery=Recovery(fault_at=failure.at, learnt_at=turn.now))
