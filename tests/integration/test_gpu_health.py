@@ -117,6 +117,10 @@ class Job:
     def kinds(self, host: str) -> list[str]:
         return [turn["event"]["kind"] for turn in self.turns(host)]
 
+    def started(self, host: str) -> list[dict[str, Any]]:
+        """The turns in which a worker had started."""
+        return [turn for turn in self.turns(host) if turn["event"]["kind"] == "worker_started"]
+
     def notes(self, host: str, reason: str) -> list[str]:
         """What the host said for this reason."""
         return [detail for turn in self.turns(host) for why, detail in turn["notes"] if why == reason]
@@ -325,6 +329,20 @@ def test_where_the_job_can_do_without_a_host_it_does_and_the_next_run_knows(tmp_
         words = (sys.executable, "-m", "keepstep", "uncordon", "algo-1", "--at", str(tmp_path))
         subprocess.run(words, check=True, env=job._environment)
         job.wait_for(lambda: job.cordons() == {}, "an empty list")
+
+
+def test_the_next_worker_waits_for_the_memory_that_the_last_one_held(tmp_path, library):
+    with Job(tmp_path, library, 2) as job:
+        job.trains()
+        job.gpus["algo-2"].answer(0, memory=20 << 30)  # the driver has not taken it back yet
+        os.kill(job.started("algo-2")[0]["event"]["pid"], signal.SIGKILL)
+        job.wait_for(lambda: "memory: 14.8 GiB of GPU-algo-2 still held" in job.log("algo-2"), "word of it")
+        job.gpus["algo-2"].answer(0, memory=5 << 30)
+        free_at = time.time()
+        job.wait_for(lambda: len(job.started("algo-2")) == 2, "worker")
+        job.goes_on()
+        assert "does not wait any longer" in job.log("algo-2") or job.started("algo-2")[1]["now"] >= free_at
+        assert "still held" not in job.log("algo-1")
 
 
 def test_a_job_that_can_not_do_without_a_cordoned_host_begins_nothing(tmp_path, library):

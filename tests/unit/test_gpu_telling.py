@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from keepstep.app.gpu_memory import GpuMemory
 from keepstep.app.gpus import GpuWatch, Telling
 from keepstep.core.events import GpusSampled
 from keepstep.intake.policy import load_policy
@@ -89,7 +90,7 @@ class Sink:
 
 def test_silence_is_told_once_and_so_is_its_end():
     sink, posted, said = Sink(), [], []
-    watch = GpuWatch(load_policy("default"), sink, posted.append, said.append)
+    watch = GpuWatch(load_policy("default"), sink, GpuMemory(said.append), posted.append, said.append)
     watch._tell([WELL])
     watch._fall_silent("no word for 20 s")
     watch._fall_silent("no word for 60 s")
@@ -101,7 +102,7 @@ def test_silence_is_told_once_and_so_is_its_end():
 
 
 def test_a_gpu_that_is_lost_between_two_probes_is_known_by_its_place():
-    watch = GpuWatch(load_policy("default"), Sink(), lambda _: None, lambda _: None)
+    watch = GpuWatch(load_policy("default"), Sink(), GpuMemory(print), lambda _: None, lambda _: None)
     assert watch._named(WELL) == WELL
     assert watch._named(GpuSample("index-0", 0, lost=True)) == GpuSample("GPU-a", 0, lost=True)
     assert watch._named(GpuSample("index-1", 1, lost=True)) == GpuSample("index-1", 1, lost=True)

@@ -2,23 +2,25 @@
 
 `python -m keepstep.adapters.nvml` runs it in a process of its own, since a call into a sick driver may never return:
 the agent reads lines and, where they stop coming, kills the probe. A host without a GPU or driver is normal: one line
-with an empty list, and exit 0.
+with an empty list, and exit 0. With `--free` it waits until the driver has taken back the memory of one that ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
 from keepstep import kernel
+from keepstep.adapters.clock import monotonic
 from keepstep.ports import GpuSample
 
 # NVML's bits for what holds the clocks down. Idle, and clocks that somebody set on purpose, are no throttling.
@@ -51,7 +53,7 @@ _VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"
 _XIDS_MAX = 64
 """So many belong to one poll: a GPU that reports them without end is asked all the same."""
 
-_POLL_MIN_S = 0.2
+_POLL_MIN_S, _FREE_POLL_S = 0.2, 0.02
 
 _Answer = TypeVar("_Answer")
 
@@ -112,6 +114,16 @@ class NvmlProbe:
         """Wait for Xid errors for `wait_s` seconds at most, at least until the first one; then ask every GPU."""
         xids = self._wait_for_xids(wait_s)
         return [self._sample(index, handle, xids.get(index, ())) for index, handle in enumerate(self._handles)]
+
+    def held(self) -> dict[str, int]:
+        """Bytes of memory in use, by GPU, of those that can say so."""
+        found = {}
+        for index, handle in enumerate(self._handles):
+            with contextlib.suppress(_LostDevice):
+                memory = None if handle is None else self._ask(self._nvml.nvmlDeviceGetMemoryInfo, handle)
+                if memory is not None:
+                    found[self._uuids[index]] = int(memory.used)
+        return found
 
     def close(self) -> None:
         nvml = self._nvml
@@ -318,18 +330,41 @@ def polls(probe: NvmlProbe, every_s: float) -> Iterator[list[GpuSample]]:
         wait_s = every_s - _POLL_MIN_S
 
 
+def waits(probe: NvmlProbe, free: Mapping[str, int], limit_s: float) -> Iterator[dict[str, int]]:
+    """Wait until no GPU has more bytes in use than `free` says, for `limit_s` seconds at most.
+
+    Yields what is held beyond that, by GPU: at first, and at the end unless that is the same moment.
+    """
+    give_up, told = monotonic() + limit_s, False
+    while True:
+        over = {uuid: used - free[uuid] for uuid, used in probe.held().items() if used > free.get(uuid, used)}
+        is_over = not over or monotonic() >= give_up
+        if is_over or not told:
+            yield over
+        if is_over:
+            return
+        told = True
+        threading.Event().wait(_FREE_POLL_S)
+
+
 def main(argv: list[str]) -> int:
     """Print polls until the reader or the parent is gone."""
     parser = argparse.ArgumentParser(prog="keepstep.adapters.nvml", description="Print the GPUs' state as JSON lines.")
     parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="time between two polls")
     parser.add_argument("--once", action="store_true", help="print one line and exit")
     parser.add_argument("--family", type=int, metavar="PID", help="the process whose descendants are the job's own")
+    parser.add_argument("--free", type=json.loads, metavar="JSON", help="wait until each GPU has so many bytes in use")
+    parser.add_argument("--limit", type=float, default=10.0, metavar="SECONDS", help="wait so long at most")
     options = parser.parse_args(argv)
     probe = open_probe(options.family)
     if probe is None:
-        print(format_line([]), flush=True)
+        print(format_line([]) if options.free is None else "{}", flush=True)
         return 0
     try:
+        if options.free is not None:
+            for over in waits(probe, options.free, options.limit):
+                print(json.dumps(over), flush=True)
+            return 0
         for samples in polls(probe, options.every):
             print(format_line(samples), flush=True)
             if options.once:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from keepstep.adapters.processes import ExitStatus, ProcessHost, StopTimeout
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.app.coordination import Coordination
 from keepstep.app.cordoning import keep_cordons
+from keepstep.app.gpu_memory import GpuMemory
 from keepstep.app.launching import Launcher
 from keepstep.app.preflight import Preflight
 from keepstep.app.probing import Probing
@@ -59,6 +61,7 @@ class Tools:
     init: InitLink
     metrics: MetricsSink
     clock: Clock
+    gpu_memory: GpuMemory
     members: Members | None = None
     """None where there is a single host, which needs no etcd."""
 
@@ -72,7 +75,8 @@ class Executor:
         self._init, self._clock, self._members = tools.init, tools.clock, tools.members
         self._sampler, self._probing, self._restore_slab = tools.sampler, tools.probing, -1
         self._link: WorkerLink = tools.launcher.link
-        self._preflight = tools.preflight
+        self._preflight, self._gpu_memory = tools.preflight, tools.gpu_memory
+        self._to_start: dict[str, asyncio.Task[None]] = {}
         coordination, storing, watching = tools.coordination, tools.storing, tools.watching
         self._processes = ProcessHost(self._exited)
         self._slab_lane = asyncio.Lock()
@@ -123,6 +127,9 @@ class Executor:
     async def close(self) -> None:
         """Stop what still runs; the job is over."""
         self._preflight.close()
+        self._gpu_memory.close()
+        for waiting in self._to_start.values():
+            waiting.cancel()
         self._launcher.standbys.close()
         self._probing.profiling.close()
         try:
@@ -153,6 +160,18 @@ class Executor:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def _start(self, action: a.StartWorker) -> None:
+        freeing = self._gpu_memory.freeing
+        if freeing is None:
+            self._start_now(action)
+        else:
+            self._to_start[action.worker_id] = self._tasks.create_task(self._start_after(freeing, action))
+
+    async def _start_after(self, freeing: asyncio.Task[None], action: a.StartWorker) -> None:
+        await asyncio.wait([freeing])
+        del self._to_start[action.worker_id]
+        self._start_now(action)
+
+    def _start_now(self, action: a.StartWorker) -> None:
         self._sampler.begin(action.worker_id, action.rank, self._restore_slab)
         try:
             process = self._launcher.start(action, self._processes)
@@ -176,6 +195,11 @@ class Executor:
         self._spawn(self._init.group(process.pgid))
 
     async def _stop(self, worker_id: str) -> None:
+        waiting = self._to_start.pop(worker_id, None)
+        if waiting is not None:
+            waiting.cancel()
+            self._post(e.WorkerExited(worker_id, self._clock.now(), signal=signal.SIGKILL, seals=self._seals()))
+            return
         look = await self._probing.look_last(worker_id)
         if look is not None:
             self._spawn(self._probing.keep(look))
@@ -194,6 +218,7 @@ class Executor:
         if not serves:
             self._link.drain()
             progress = self._link.progress()
+        self._gpu_memory.worker_ended()
         pgid = self._launcher.forget(worker_id)
         if pgid:
             self._spawn(self._init.ungroup(pgid))

@@ -12,6 +12,7 @@ from typing import Protocol
 from keepstep import kernel
 from keepstep.adapters.clock import monotonic, sleep
 from keepstep.adapters.nvml import parse_line
+from keepstep.app.gpu_memory import GpuMemory
 from keepstep.core.events import Event, GpusSampled
 from keepstep.core.health_knobs import Gpu
 from keepstep.core.policy import Policy
@@ -95,9 +96,15 @@ class GpuWatch:
     """One host's probe, started again for as long as there are GPUs."""
 
     def __init__(
-        self, policy: Policy, sink: GpuSink, post: Callable[[Event], None], log: Callable[[str], None]
+        self,
+        policy: Policy,
+        sink: GpuSink,
+        memory: GpuMemory,
+        post: Callable[[Event], None],
+        log: Callable[[str], None],
     ) -> None:
         self._every_s, self._sink, self._post, self._log = policy.health.gpu.poll, sink, post, log
+        self._memory = memory
         self._telling = Telling(policy.health.gpu, monotonic)
         self._names: dict[int, str] = {}
         self._silent = False
@@ -159,6 +166,7 @@ class GpuWatch:
 
     def _tell(self, samples: Sequence[GpuSample]) -> None:
         self._sink.gpus(samples)
+        self._memory.saw(samples)
         for sample in samples:
             for xid in sample.xids:
                 self._log(f"{sample.uuid}: Xid {xid}")
@@ -171,6 +179,7 @@ class GpuWatch:
         if not self._silent:
             self._log(f"the GPU driver does not answer: {why}")
             self._silent = True
+            self._memory.forget()
             self._sink.gpus(())  # what is not known any more is not shown
             self._post(GpusSampled((), silent=True))
 

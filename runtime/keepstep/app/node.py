@@ -23,6 +23,7 @@ from keepstep.app.coordination import Coordination
 from keepstep.app.cordoning import recall_cordons
 from keepstep.app.executor import Executor, Tools, seal_event
 from keepstep.app.forerunner import Forerunner
+from keepstep.app.gpu_memory import GpuMemory
 from keepstep.app.gpus import GpuWatch
 from keepstep.app.host_health import watch_host
 from keepstep.app.intermediate import Intermediate
@@ -107,7 +108,7 @@ class Agent:
         storing = Storing(job.name, setup.store, policy, supervisor.post, self.log, local)
         watching = Watching(job, setup.places.scratch, storing, supervisor.post, self.log)
         probing = Probing(link, sampler, storing, setup.places.output, supervisor.post, self.log)
-        preflight = Preflight(setup, storing, supervisor.post, self.log)
+        preflight, memory = Preflight(setup, storing, supervisor.post, self.log), GpuMemory(self.log)
         if several is not None:
             several.give(storing, link.wire_fd)
         supervisor.post(self._started(link))
@@ -116,11 +117,11 @@ class Agent:
         async with asyncio.TaskGroup() as tasks:
             tools = Tools(
                 coordination, storing, watching, launcher, probing, preflight, sampler, self._init, metrics,
-                self._clock, None if several is None else several.members,
+                self._clock, memory, None if several is None else several.members,
             )  # fmt: skip
             executor = Executor(supervisor.post, tasks, tools)
             heard = watch_notices(policy.interruption, storing, self._clock, supervisor.post)
-            machine = self._watch_machine(local, metrics, supervisor.post)
+            machine = self._watch_machine(local, metrics, memory, supervisor.post)
             sensors = coordination.watch(), storing.run(), sampler.run(), *machine, heard, watching.run()
             background: list[asyncio.Task[Any]] = [tasks.create_task(sensor) for sensor in sensors]
             background += [] if several is None else several.keep(tasks)
@@ -141,11 +142,11 @@ class Agent:
         return code
 
     def _watch_machine(
-        self, local: str, metrics: Metrics, post: Callable[[e.Event], None]
+        self, local: str, metrics: Metrics, memory: GpuMemory, post: Callable[[e.Event], None]
     ) -> tuple[Coroutine[Any, Any, None], ...]:
         """The sensors of this host's GPUs, and of the host itself."""
         host = watch_host(written_folders(self._setup, local), HostMetrics(metrics.registry), post, self.log)
-        gpus = GpuWatch(self._setup.policy, metrics, post, self.log)
+        gpus = GpuWatch(self._setup.policy, metrics, memory, post, self.log)
         is_lone = len(self._setup.job.hosts) == 1
         return begin_later(gpus.run) if is_lone else gpus.run(), host.run()
 
