@@ -337,8 +337,10 @@ def test_the_next_worker_waits_for_the_memory_that_the_last_one_held(tmp_path, l
         job.gpus["algo-2"].answer(0, memory=20 << 30)  # the driver has not taken it back yet
         os.kill(job.started("algo-2")[0]["event"]["pid"], signal.SIGKILL)
         job.wait_for(lambda: "memory: 14.8 GiB of GPU-algo-2 still held" in job.log("algo-2"), "word of it")
-        job.gpus["algo-2"].answer(0, memory=5 << 30)
+        job.wait_for(lambda: len(job.started("algo-1")) == 2, "the other host's worker")
+        assert len(job.started("algo-2")) == 1 or "does not wait any longer" in job.log("algo-2")
         free_at = time.time()
+        job.gpus["algo-2"].answer(0, memory=5 << 30)
         job.wait_for(lambda: len(job.started("algo-2")) == 2, "worker")
         job.goes_on()
         assert "does not wait any longer" in job.log("algo-2") or job.started("algo-2")[1]["now"] >= free_at

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +75,7 @@ class Executor:
         self._sampler, self._probing, self._restore_slab = tools.sampler, tools.probing, -1
         self._link: WorkerLink = tools.launcher.link
         self._preflight, self._gpu_memory = tools.preflight, tools.gpu_memory
-        self._to_start: dict[str, asyncio.Task[None]] = {}
+        self._to_start: dict[str, tuple[asyncio.Task[None], a.StartWorker]] = {}
         coordination, storing, watching = tools.coordination, tools.storing, tools.watching
         self._processes = ProcessHost(self._exited)
         self._slab_lane = asyncio.Lock()
@@ -91,7 +90,7 @@ class Executor:
             a.StartServer: self._serve,
             a.StartStandby: lambda x: self._launcher.start_standby(x, self._processes),
             a.StopWorker: lambda x: self._spawn(self._stop(x.worker_id)),
-            a.SignalWorker: lambda x: self._processes.signal(x.worker_id, x.signal),
+            a.SignalWorker: self._signal,
             a.WriteOrders: self._order,
             a.SampleEntered: self._sample_entered,
             a.SamplePulse: self._probing.pulse,
@@ -127,8 +126,7 @@ class Executor:
     async def close(self) -> None:
         """Stop what still runs; the job is over."""
         self._preflight.close()
-        self._gpu_memory.close()
-        for waiting in self._to_start.values():
+        for waiting, _ in self._to_start.values():
             waiting.cancel()
         self._launcher.standbys.close()
         self._probing.profiling.close()
@@ -136,6 +134,7 @@ class Executor:
             await self._processes.close()
         except StopTimeout as error:
             self._launcher.log(f"{error}")
+        await self._gpu_memory.close()
         self._link.hang_up()
         await self._storing.close()
 
@@ -164,12 +163,20 @@ class Executor:
         if freeing is None:
             self._start_now(action)
         else:
-            self._to_start[action.worker_id] = self._tasks.create_task(self._start_after(freeing, action))
+            waiting = self._tasks.create_task(self._start_after(freeing, action.worker_id))
+            self._to_start[action.worker_id] = waiting, action
 
-    async def _start_after(self, freeing: asyncio.Task[None], action: a.StartWorker) -> None:
+    async def _start_after(self, freeing: asyncio.Task[None], worker_id: str) -> None:
         await asyncio.wait([freeing])
-        del self._to_start[action.worker_id]
+        _, action = self._to_start.pop(worker_id)
         self._start_now(action)
+
+    def _wait_no_longer(self, worker_id: str) -> None:
+        """Somebody wants something of a worker: it has to be there for that, even if only to be ended."""
+        if worker_id in self._to_start:
+            waiting, action = self._to_start.pop(worker_id)
+            waiting.cancel()
+            self._start_now(action)
 
     def _start_now(self, action: a.StartWorker) -> None:
         self._sampler.begin(action.worker_id, action.rank, self._restore_slab)
@@ -194,12 +201,12 @@ class Executor:
         self._servers.add(action.server_id)
         self._spawn(self._init.group(process.pgid))
 
+    def _signal(self, action: a.SignalWorker) -> None:
+        self._wait_no_longer(action.worker_id)
+        self._processes.signal(action.worker_id, action.signal)
+
     async def _stop(self, worker_id: str) -> None:
-        waiting = self._to_start.pop(worker_id, None)
-        if waiting is not None:
-            waiting.cancel()
-            self._post(e.WorkerExited(worker_id, self._clock.now(), signal=signal.SIGKILL, seals=self._seals()))
-            return
+        self._wait_no_longer(worker_id)
         look = await self._probing.look_last(worker_id)
         if look is not None:
             self._spawn(self._probing.keep(look))
@@ -218,7 +225,8 @@ class Executor:
         if not serves:
             self._link.drain()
             progress = self._link.progress()
-        self._gpu_memory.worker_ended()
+        if not serves:
+            self._gpu_memory.worker_ended()
         pgid = self._launcher.forget(worker_id)
         if pgid:
             self._spawn(self._init.ungroup(pgid))

@@ -1,7 +1,8 @@
 """GPU memory between two workers: the next one starts once the driver has taken back what the last one held.
 
 A driver may need a while for it after the process is gone, and TensorFlow takes all the memory that it finds: a worker
-that comes too early would find too little, and fail.
+that comes too early would find too little, and fail. An agent that was started again knows nothing of the last worker,
+and lets its first one start at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from keepstep.ports import GpuSample
 LIMIT_S = 10.0
 """A worker starts after that all the same: what is held may not be ours, or its owner never goes."""
 
-_SLACK_S = 5.0
+_SLACK_S, _LAST_WORDS_S = 5.0, 2.0
 _SLACK_BYTES = 256 << 20
 """What comes and goes with the driver's own doings."""
 
@@ -28,22 +29,24 @@ class GpuMemory:
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
         self._least: dict[str, int] = {}
+        self._is_silent = False
         self._wait: asyncio.Task[None] | None = None
 
     def saw(self, samples: Iterable[GpuSample]) -> None:
         """Take in what the probe has found."""
+        self._is_silent = False
         for sample in samples:
             used = sample.memory_used_bytes
             if used is not None:
                 self._least[sample.uuid] = min(used, self._least.get(sample.uuid, used))
 
-    def forget(self) -> None:
-        """The driver does not answer: nobody waits for what it says."""
-        self._least.clear()
+    def fell_silent(self) -> None:
+        """The driver does not answer: until it does nobody waits for what it says."""
+        self._is_silent = True
 
     def worker_ended(self) -> None:
         """A worker is gone; begin to wait for its memory, where there are GPUs."""
-        if self._least and self.freeing is None:
+        if self._least and not self._is_silent and self.freeing is None:
             self._wait = asyncio.create_task(self._until_free())
 
     @property
@@ -51,20 +54,21 @@ class GpuMemory:
         """What a worker has to wait for before it starts; None where there is nothing."""
         return None if self._wait is None or self._wait.done() else self._wait
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Wait for nothing any more."""
         if self._wait is not None:
             self._wait.cancel()
+            await asyncio.wait([self._wait])
 
     async def _until_free(self) -> None:
         try:
             async with asyncio.timeout(LIMIT_S + _SLACK_S):
                 over = await self._ask({uuid: used + _SLACK_BYTES for uuid, used in self._least.items()})
         except (OSError, ValueError) as error:  # TimeoutError is an OSError
-            self._log(f"whether the GPUs' memory is free is not known, and is not waited for: {str(error) or 'no answer'}")
+            self._log(f"the GPUs' memory is not waited for: {str(error) or 'the driver gives no answer'}")
             return
         for uuid, size in over.items():  # it stays so: nobody waits for it again
-            self._least[uuid] = self._least.get(uuid, 0) + size
+            self._least[uuid] = self._least.get(uuid, 0) + _SLACK_BYTES + size
 
     async def _ask(self, free: dict[str, int]) -> dict[str, int]:
         """What is held in the end, by GPU, beyond what was to be free; by a child, as the driver may not answer."""
@@ -77,9 +81,7 @@ class GpuMemory:
             over = await self._listen(process.stdout)
             await process.wait()
         finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+            await end(process)
         return over
 
     async def _listen(self, lines: asyncio.StreamReader) -> dict[str, int]:
@@ -93,6 +95,16 @@ class GpuMemory:
         if over:
             self._log(f"the next worker does not wait any longer: {_text(over)} held after {LIMIT_S:.0f} s")
         return over
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    """Kill a child that asks a driver and still runs; it is waited for as long as one takes that can die."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await process.wait()
 
 
 def _text(over: dict[str, int]) -> str:

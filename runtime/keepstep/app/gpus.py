@@ -12,7 +12,7 @@ from typing import Protocol
 from keepstep import kernel
 from keepstep.adapters.clock import monotonic, sleep
 from keepstep.adapters.nvml import parse_line
-from keepstep.app.gpu_memory import GpuMemory
+from keepstep.app.gpu_memory import GpuMemory, end
 from keepstep.core.events import Event, GpusSampled
 from keepstep.core.health_knobs import Gpu
 from keepstep.core.policy import Policy
@@ -120,7 +120,7 @@ class GpuWatch:
             try:
                 found = await self._listen(process)
             finally:
-                await _end(process)
+                await end(process)
             await process.wait()  # what sits in a call of the driver may outlast SIGKILL: so would the next one
             if not found:
                 return
@@ -179,15 +179,6 @@ class GpuWatch:
         if not self._silent:
             self._log(f"the GPU driver does not answer: {why}")
             self._silent = True
-            self._memory.forget()
+            self._memory.fell_silent()
             self._sink.gpus(())  # what is not known any more is not shown
             self._post(GpusSampled((), silent=True))
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill a probe that still runs; it is waited for as long as one takes that can die."""
-    if process.returncode is None:
-        process.kill()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_S):
-                await process.wait()
