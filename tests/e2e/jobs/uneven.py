@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 BATCH, STEPS, EVALUATIONS = 16, 20, 4
-FIRST_BATCH_S, BATCH_S, REST_S, EVALUATION_S, SAVE_S = 4.0, 1.8, 1.8, 3.0, 4.0
+FIRST_BATCH_S, BATCH_S, REST_S, EVALUATION_S, SAVE_S = 4.0, 1.8, 1.8, 4.0, 12.0
 """The longest that each may take."""
 
 
