@@ -72,9 +72,10 @@ class Track:
 
     Attributes:
         step: where the newest window ended.
-        slow: windows in a row in which it was slow; `well`: in which it was not, since it was found to be a straggler.
-        since: the step at which the first of them ended.
-        costs: by part, seconds by which it was longer than the peers', over these windows.
+        slow: windows in which it was slow, less those since in which it was well.
+        well: windows in a row in which it was well, since it was found to be a straggler.
+        since: the step at which the first slow one ended.
+        costs: by part, seconds by which it was longer than the peers', over so many windows as `slow` says.
         best_s: its least own work in a window.
         at: when the newest window was looked at, unix seconds; `lost_s`: what all have waited for it in slow ones.
     """

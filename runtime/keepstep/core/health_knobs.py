@@ -22,7 +22,7 @@ class Straggler(Section):
         le=10_000, strict=True,
     )  # fmt: skip
     windows: int = knob(
-        4, "So many windows in a row it has to be slow to be a straggler.", unit="count",
+        4, "In so many windows more than it is well in it has to be slow to be a straggler.", unit="count",
         failure="a host that is slow for a moment", ge=1, le=1000, strict=True,
     )  # fmt: skip
     respond: Literal["off", "observe", "profile", "rebalance", "replace"] = knob(

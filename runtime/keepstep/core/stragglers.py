@@ -4,7 +4,9 @@ In a synchronous step everybody is as slow as the slowest. So each node adds up 
 tells the newest window in its status; the leader looks at each new one once (`judge`), beside the newest ones of the
 others. A rank is slow in a window whose own work takes longer than the median of its peers' by the policy's ratio,
 beyond what scatters among them (three times the median absolute deviation), and enough to matter to the step; it is
-a straggler once that was so several windows in a row: before, it was slow for once. What counts is within a generation.
+a straggler once it was slow in so many windows more than it was well in: before, it was slow for once. They need not be
+in a row: on machines that others share, a slow rank is now and then no slower than its peers. What counts is within
+a generation.
 """
 
 from __future__ import annotations
@@ -116,14 +118,22 @@ def _followed(turn: Turn, track: Track, own: Split, status: StatusRecord, crowd:
         track = evolve(track, slow=track.slow + 1, well=0, costs=costs, since=track.since or own.step)
         return _found(turn, track, own, status, peers) if track.slow >= knobs.windows else track
     if track.found is None:
-        if track.slow:
-            rank = _rank(turn, status.host, own)
-            turn.do(Report(Measure.SLOW_ONCE, 1.0, str(rank)), Reason.SLOW_FOR_ONCE, f"{status.host} rank {rank}")
-        return evolve(track, slow=0, well=0, costs={}, since=0, lost_s=0.0)
+        return _eased(turn, track, _rank(turn, status.host, own), status.host)
     if track.well + 1 < knobs.windows:
         return evolve(track, well=track.well + 1)
     turn.do(Report(Measure.STRAGGLER, 0.0, _label(track.found)), Reason.STRAGGLER_OVER, track.found.host)
     return evolve(track, slow=0, well=0, costs={}, since=0, lost_s=0.0, found=None)
+
+
+def _eased(turn: Turn, track: Track, rank: int, host: str) -> Track:
+    """The track of who is none: a window in which it is well takes back one in which it was slow."""
+    left = track.slow - 1
+    if left > 0:
+        costs = {part: cost * left / track.slow for part, cost in track.costs.items()}
+        return evolve(track, slow=left, costs=costs, at=turn.now)
+    if track.slow:
+        turn.do(Report(Measure.SLOW_ONCE, 1.0, str(rank)), Reason.SLOW_FOR_ONCE, f"{host} rank {rank}")
+    return evolve(track, slow=0, well=0, costs={}, since=0, lost_s=0.0)
 
 
 def _found(turn: Turn, track: Track, own: Split, status: StatusRecord, peers: list[Split]) -> Track:
