@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from keepstep.core import actions as a
 from keepstep.core.causes import FailureCause
+from keepstep.core.failures import Charges
 from keepstep.core.records import GenerationRecord, Phase
 from keepstep.errors import ExitCode
 from keepstep.simulation.silent import STEPS_A_FILE
@@ -54,14 +55,15 @@ class Checkers:
                 if lease is None or host.now() >= lease.deadline:
                     self.violation(f"action without a lease on {host.name}: {type(action).__name__}")
             if isinstance(action, a.Put) and isinstance(action.record, GenerationRecord):
-                self._proposed(action.record, known.record if known is not None else state.last_generation)
+                old = known.record if known is not None else state.last_generation
+                kept = state.store.charges if old is None else None
+                self._proposed(action.record, kept or (Charges() if old is None else Charges(old.restarts, old.ledger)))
 
-    def _proposed(self, record: GenerationRecord, old: GenerationRecord | None) -> None:
-        before = len(old.ledger) if old is not None else 0
-        if len(record.ledger) > before and record.root is None:
+    def _proposed(self, record: GenerationRecord, before: Charges) -> None:
+        """Args: before: what the job was charged with, by the generation before or by the store."""
+        if len(record.ledger) > len(before.ledger) and record.root is None:
             self.violation(f"planned stop charged to the budget in generation {record.number}")
-        restarts = old.restarts if old is not None else 0
-        if record.restarts > restarts and record.root is None:
+        if record.restarts > before.restarts and record.root is None:
             self.violation(f"planned stop counted as a restart in generation {record.number}")
         root = record.root
         if root is not None and root.cause is FailureCause.HANG:
