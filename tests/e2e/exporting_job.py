@@ -18,7 +18,7 @@ class Trainer(tf.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = tf.Variable(tf.ones((4, 1)))
-        self.optimizer = tf.keras.optimizers.SGD(0.1)
+        self.optimizer = tf.keras.optimizers.SGD(1e-4)
         self.optimizer.build([self.weight])
         self.batches = iter(tf.data.Dataset.from_tensors(tf.ones((8, 4))).repeat())
 
