@@ -330,7 +330,7 @@ def polls(probe: NvmlProbe, every_s: float) -> Iterator[list[GpuSample]]:
         wait_s = every_s - _POLL_MIN_S
 
 
-def waits(probe: NvmlProbe, free: Mapping[str, int], limit_s: float) -> Iterator[dict[str, int]]:
+def until_free(probe: NvmlProbe, free: Mapping[str, int], limit_s: float) -> Iterator[dict[str, int]]:
     """Wait until no GPU has more bytes in use than `free` says, for `limit_s` seconds at most.
 
     Yields what is held beyond that, by GPU: at first, and at the end unless that is the same moment.
@@ -362,7 +362,7 @@ def main(argv: list[str]) -> int:
         return 0
     try:
         if options.free is not None:
-            for over in waits(probe, options.free, options.limit):
+            for over in until_free(probe, options.free, options.limit):
                 print(json.dumps(over), flush=True)
             return 0
         for samples in polls(probe, options.every):

@@ -315,11 +315,16 @@ class Storing:
             self._post(e.CheckpointCorrupt(action.operation, action.manifest, str(reply.get("detail"))))
 
     async def _recall_charges(self, operation: str) -> Charges | None:
-        """What the job's earlier attempts were charged with; None where the store could not say it, which is told."""
+        """What the job's earlier attempts were charged with; None where the store could not say it, which is told.
+
+        A note that can not be read counts for none: no job is kept from its start by it.
+        """
         reply = await self.attempt(operation, {"command": "recall", "place": _CHARGES})
-        if reply is None or not reply.get("ok"):
+        if reply is None or (not reply.get("ok") and reply.get("error") not in _DECIDED):
             return None
         try:
+            if not reply.get("ok"):
+                raise Undecodable(str(reply.get("detail")))
             return Charges() if reply["text"] is None else decode_charges(reply["text"])
         except Undecodable as error:
             self._log(f"the charges of earlier attempts do not count: {error}")

@@ -77,10 +77,7 @@ def _on_operation_failed(turn: Turn, event: e.OperationFailed) -> None:
 def _on_store_refused(turn: Turn, event: e.StoreRefused) -> None:
     """The store said no for good. Before anything trained, that ends the job; later it is an alarm."""
     turn.landed(event.operation, turn.now + 30.0)
-    if event.operation in (
-        gpus.KEEPING,
-        charges.KEEPING,
-    ):  # no reason to save nothing any more
+    if event.operation in (gpus.KEEPING, charges.KEEPING):  # no reason to save nothing any more
         turn.because(Reason.OPERATION_FAILED, event.detail)
         return
     checkpoints.release_upload(turn, event.operation)

@@ -167,7 +167,7 @@ class _Memory(NamedTuple):
 def test_memory_is_waited_for_until_it_is_free():
     answers: dict[tuple[str, int], object] = {("nvmlDeviceGetMemoryInfo", gpu): _Memory(900) for gpu in (0, 1)}
     driver = Driver(answers | {("nvmlDeviceGetMemoryInfo", 2): error("GPU_IS_LOST")})
-    told = nvml.waits(NvmlProbe(driver), {"index-0": 500, "index-2": 0}, 3600.0)
+    told = nvml.until_free(NvmlProbe(driver), {"index-0": 500, "index-2": 0}, 3600.0)
     assert next(told) == {"index-0": 400}  # nobody said anything of the second one, and the third can not say it
     driver._answers["nvmlDeviceGetMemoryInfo", 0] = _Memory(500)
     assert list(told) == [{}]
@@ -175,9 +175,9 @@ def test_memory_is_waited_for_until_it_is_free():
 
 def test_memory_that_stays_held_is_told_once_the_time_is_over():
     probe = NvmlProbe(Driver({("nvmlDeviceGetMemoryInfo", 0): _Memory(900)}))
-    assert list(nvml.waits(probe, {"index-0": 500}, 0.0)) == [{"index-0": 400}]
+    assert list(nvml.until_free(probe, {"index-0": 500}, 0.0)) == [{"index-0": 400}]
 
 
 def test_memory_that_is_free_is_not_waited_for():
     probe = NvmlProbe(Driver({("nvmlDeviceGetMemoryInfo", 0): _Memory(500)}))
-    assert list(nvml.waits(probe, {"index-0": 500}, 3600.0)) == [{}]
+    assert list(nvml.until_free(probe, {"index-0": 500}, 3600.0)) == [{}]
