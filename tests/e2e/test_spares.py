@@ -103,5 +103,5 @@ def test_a_straggler_is_replaced_by_a_spare(tmp_path):
         assert run.wait() == 143, run.told()
     assert [sorted(members) for members, _ in worlds(run).values()] == [sorted([chief, slow]), sorted([chief, spare])]
     notes = [detail for host in run.names for reason, detail in run.notes(host) if reason == "straggler_found"]
+    # a quota holds the process up wherever it is just then, in steps as short as these
     assert notes[0].startswith(f"{slow} rank 1 works "), notes
-    assert "compute takes" in notes[0]
