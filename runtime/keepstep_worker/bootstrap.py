@@ -41,6 +41,7 @@ _SHELL = "/bin/sh"
 _EXIT_ORPHANED = 143
 _INSTRUMENTED = {
     "tensorflow.python.eager.context": "keepstep_worker.timers",
+    "tensorflow.python.distribute.collective_all_reduce_strategy": "keepstep_worker.initial_values",
     "keras.src.backend.tensorflow.trainer": "keepstep_worker.keras3",
     "tf_keras.src.engine.training": "keepstep_worker.tfkeras",
     "keras.src.engine.training": "keepstep_worker.tfkeras",  # Keras 2.13 to 2.15

@@ -72,7 +72,7 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         done = None if self._watch is None else self._watch(module.__name__)
-        with _collector_at_rest() if self._large else contextlib.nullcontext():
+        with collector_at_rest() if self._large else contextlib.nullcontext():
             self._loader.exec_module(module)
         if done is not None:
             done(module)
@@ -81,7 +81,7 @@ class _Loader:
 
 
 @contextlib.contextmanager
-def _collector_at_rest() -> Iterator[None]:
+def collector_at_rest() -> Iterator[None]:
     """No collection meanwhile, and none later of what is there by then.
 
     What a large package makes while it is imported stays; with TensorFlow 2.21, looking through it again and again is

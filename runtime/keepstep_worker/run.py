@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from keepstep_worker import codec, fit_state, newcomer
+from keepstep_worker import codec, fit_state, initial_values, newcomer
 from keepstep_worker import variables as state
 from keepstep_worker.dataset import Dataset, Shard
 from keepstep_worker.identity import KEEP_LOCAL
@@ -263,11 +263,13 @@ class Run:
         view = newcomer.split_streams(view, self.rank, generators)
         if fit_state.RANDOM not in view:
             raise RestoreError(f"the state of step {view.step} has no {fit_state.RANDOM}")
-        state.assign(view, named, [*self._stateful, *(key for key in view.places if key.startswith(fit_state.RANDOM))])
+        others = [*self._stateful, *(key for key in view.places if key.startswith(fit_state.RANDOM))]
+        initial_values.put_back(state.assign(view, named, others))
         for key, thing in self._stateful.items():
             thing.set_state(_load(view, key))
         fit_state.restore_random_from(view, self.rank)
         self.step = view.step
+        initial_values.settle()
         session.restoration_done(view.step)
 
 

@@ -101,6 +101,10 @@ class Session:
         """Whether the agent wants no step entered beyond one that it names."""
         return bool(self._orders().hold)
 
+    def goes_on(self) -> bool:
+        """Whether there is a state to go on from, as on all ranks of this world or on none."""
+        return self._orders().restore_slab != wires.NO_SLAB
+
     # --- before the first step ---------------------------------------------------------------------------------------
 
     def join(self, kind: str, last_step: int = 0) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-from keepstep_worker import identity
+from keepstep_worker import hook, identity
 from keepstep_worker.channel import Channel, ChannelClosed
 
 LARGE = ("tensorflow", "keras", "tf_keras")
@@ -155,7 +155,8 @@ def wait() -> Held:
     wake = _rest()
     names = sys.argv[1:]
     for name in names:
-        importlib.import_module(name)
+        with hook.collector_at_rest():
+            importlib.import_module(name)
     channel.send({"kind": "ready", "files": {name: str(sys.modules[name].__file__ or "") for name in names}})
     descriptors = awaited(channel)
     channel.close()

@@ -138,13 +138,16 @@ def tensors_of(named: Iterable[Named]) -> list[Tensor]:
     return tensors
 
 
-def assign(view: SlabView, named: Sequence[Named], others: Iterable[str] = ()) -> None:
+def assign(view: SlabView, named: Sequence[Named], others: Iterable[str] = ()) -> list[Any]:
     """Assign a slab's tensors to the variables, or nothing at all where the two sets do not match.
 
     Args:
         view: the slab to restore.
         named: every variable that the slab must hold.
         others: keys that the caller takes out of the slab itself.
+
+    Returns:
+        The tf.Variables that were assigned to.
 
     Raises:
         RestoreError: keys are missing or left over, or a shape or a type differs; it names them.
@@ -171,6 +174,7 @@ def assign(view: SlabView, named: Sequence[Named], others: Iterable[str] = ()) -
         )
     wanted_by = [(component, _stored_key(view, key, index)) for key, index, component in pairs]
     _assign_all(view, wanted_by)
+    return [component for component, _ in wanted_by]
 
 
 def _components(key: str, variable: Any) -> list[tuple[int, Any]]:

@@ -1,0 +1,81 @@
+"""Two hosts that make different initial values: of variables in the state, and of some that are nobody's.
+
+Each rank leaves OUT/told/GENERATION-RANK.json, which says how many initial values were sent to or by it until the state
+was there, and what the variables were then. Rank 1 does not survive one of its steps, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import collective_ops
+
+import keepstep_worker as keepstep
+
+TRACKED, FREE, STEPS, LAST_OF_RANK_1 = 6, 3, 40, 30
+sent = 0
+
+
+def counted(original: Any) -> Any:
+    def call(*args: Any, **keywords: Any) -> Any:
+        global sent
+        sent += 1
+        return original(*args, **keywords)
+
+    return call
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    for name in ("broadcast_send", "broadcast_recv"):
+        setattr(collective_ops, name, counted(getattr(collective_ops, name)))
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    run = keepstep.join()
+    own = 100.0 * run.generation + 10.0 * run.rank  # no two processes make the same
+    with strategy.scope():
+        state = tf.Module()
+        state.weights = [tf.Variable([own + n] * 4, name=f"weight_{n}") for n in range(TRACKED)]
+        free = [
+            tf.Variable(lambda n=n: tf.fill((2,), own + n), dtype=tf.float32, name=f"free_{n}") for n in range(FREE)
+        ]
+
+    @tf.function
+    def train_step() -> Any:
+        def replica() -> Any:
+            for weight in state.weights:
+                weight.assign_add(tf.ones((4,)))
+            return tf.distribute.get_replica_context().all_reduce("sum", tf.constant(1.0))
+
+        return strategy.run(replica)
+
+    run.track(state=state)
+    with strategy.scope():
+        late = tf.Variable(own, name="late")
+    shown = {
+        "sent": sent,
+        "step": run.step,
+        "tracked": [float(weight.read_value()[0]) for weight in state.weights],
+        "free": [float(each.read_value()[0]) for each in [*free]] + [float(late.read_value())],
+        "made": own,
+    }
+    told = options.out / "told" / f"{run.generation}-{run.rank}.json"
+    told.parent.mkdir(exist_ok=True)
+    told.write_text(json.dumps(shown))
+    mark = options.out / "killed"
+    for step in run.steps(STEPS):
+        train_step()
+        if run.rank == 1 and step == LAST_OF_RANK_1 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
