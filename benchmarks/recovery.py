@@ -43,6 +43,7 @@ class Run:
 
     def __init__(self, system: str, options: argparse.Namespace, folder: Path) -> None:
         self.system, self.folder = system, folder
+        self._gone: set[int] = set()
         folder.mkdir()
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "runtime"), "TF_CPP_MIN_LOG_LEVEL": "2"} | FOR_TORCHRUN
         with (folder / "output").open("wb") as output:
@@ -71,9 +72,12 @@ class Run:
         return found
 
     def kill_one(self, rank: int) -> float:
-        """Kill a worker; seconds until a step is completed by one that was started since."""
-        before = {self.newest(each)[0] for each in range(2)}
-        victim = self.newest(rank)[0]
+        """Kill a worker; seconds until a step is completed by one that was started since.
+
+        Waits until both ranks have made a step since the last kill.
+        """
+        before = self.wait_for(self._trains, "step of both ranks")
+        victim, self._gone = self.newest(rank)[0], before
         killed = time.monotonic()
         os.kill(victim, signal.SIGKILL)
 
@@ -82,6 +86,12 @@ class Run:
             return min((at for pid, _, at in found if pid and pid not in before and at > killed), default=0.0)
 
         return float(self.wait_for(first_step, "step after the kill")) - killed
+
+    def _trains(self) -> set[int] | None:
+        """Pids of a world that both ranks have made a step in; None while there is none."""
+        pids = {self.newest(rank)[0] for rank in range(2)}
+        there = all(pid and pid not in self._gone and Path(f"/proc/{pid}").exists() for pid in pids)
+        return pids if there and len(pids) == 2 else None
 
     def end(self) -> None:
         terminate(self._process)

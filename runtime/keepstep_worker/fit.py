@@ -249,8 +249,10 @@ class Fit:
         elif not self._is_built():
             self._build()
         named = [(_stored(view, key), variable) for key, variable in training.named() if self._is_own(key)]
-        put_back = assign(view, [(key, variable) for key, variable in named if key in view], view.places)
-        initial_values.put_back(put_back)
+        found = [(key, variable) for key, variable in named if key in view]
+        assign(view, found, view.places, initial_values.put_back)
+        if self.ordinal == position.fit:
+            initial_values.settle()
         callbacks = _flat(arguments.get("callbacks"))
         history = next((each for each in callbacks if isinstance(each, self.flavour.history)), None)
         if history is None:
@@ -265,7 +267,6 @@ class Fit:
         if self.ordinal == position.fit:
             training.restore_random_state()
             training.step, training.view = position.step, None
-            initial_values.settle()
             training.session.join(self.flavour.kind, position.step)
             training.session.restoration_done(position.step, begun_ns)
             training.session.finish()
@@ -341,14 +342,14 @@ class Fit:
         named = [(key, each) for key, each in training.named() if self._is_own(key) or key in view]
         made = self.flavour.generators(key.rsplit("/", 1)[1] for key in view.places if key.startswith(_random("")))
         named += [(_random(name), each) for name, each in made.items() if _random(name) in view]
-        initial_values.put_back(assign(view, named, [key for key in view.places if not self._is_own(key)]))
+        assign(view, named, [key for key in view.places if not self._is_own(key)], initial_values.put_back)
+        initial_values.settle()
         python = codec.loads(view.blob(PYTHON))
         self._states.restore(python["callbacks"], lambda key: view.array(key).copy())
         self._logs, self._model.stop_training = python["logs"], python["stop"]
         training.step, self._batch = position.step, position.batch
         training.restore_random_state()
         self.resume = training.view = None
-        initial_values.settle()
         training.session.restoration_done(position.step, self._read_begun_ns, read_ns)
         seconds = read_ns / 1e9
         where = f"fit {position.fit}, epoch {position.epoch}, batch {position.batch}"

@@ -264,12 +264,12 @@ class Run:
         if fit_state.RANDOM not in view:
             raise RestoreError(f"the state of step {view.step} has no {fit_state.RANDOM}")
         others = [*self._stateful, *(key for key in view.places if key.startswith(fit_state.RANDOM))]
-        initial_values.put_back(state.assign(view, named, others))
+        state.assign(view, named, others, initial_values.put_back)
+        initial_values.settle()
         for key, thing in self._stateful.items():
             thing.set_state(_load(view, key))
         fit_state.restore_random_from(view, self.rank)
         self.step = view.step
-        initial_values.settle()
         session.restoration_done(view.step)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from keepstep_worker.session import RestoreError
@@ -138,16 +138,19 @@ def tensors_of(named: Iterable[Named]) -> list[Tensor]:
     return tensors
 
 
-def assign(view: SlabView, named: Sequence[Named], others: Iterable[str] = ()) -> list[Any]:
+def assign(
+    view: SlabView,
+    named: Sequence[Named],
+    others: Iterable[str] = (),
+    before: Callable[[list[Any]], None] | None = None,
+) -> None:
     """Assign a slab's tensors to the variables, or nothing at all where the two sets do not match.
 
     Args:
         view: the slab to restore.
         named: every variable that the slab must hold.
         others: keys that the caller takes out of the slab itself.
-
-    Returns:
-        The tf.Variables that were assigned to.
+        before: called with the tf.Variables once they are sure to be assigned to.
 
     Raises:
         RestoreError: keys are missing or left over, or a shape or a type differs; it names them.
@@ -173,8 +176,9 @@ def assign(view: SlabView, named: Sequence[Named], others: Iterable[str] = ()) -
             )
         )
     wanted_by = [(component, _stored_key(view, key, index)) for key, index, component in pairs]
+    if before is not None:
+        before([component for component, _ in wanted_by])
     _assign_all(view, wanted_by)
-    return [component for component, _ in wanted_by]
 
 
 def _components(key: str, variable: Any) -> list[tuple[int, Any]]:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.local_run import LocalRun
 
-TRACKED, FREE, LATE = 6, 3, 1
-"""Variables of jobs/apart.py: in the state, in none, and made after the state was there."""
+TRACKED, FREE, OWN, LATE = 6, 3, 2, 1
+"""Variables of jobs/apart.py: in the state, in none, each rank's by itself, and made after the state was there."""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -31,11 +31,14 @@ def test_only_what_no_state_holds_is_sent_after_a_restart(tmp_path: Path, standb
     first, again = of(run, 1), of(run, 2)
     assert [each["made"] for each in (*first, *again)] == [100.0, 110.0, 200.0, 210.0]
     for each in first:
-        assert (each["sent"], each["step"]) == (TRACKED + FREE + LATE, 0)
+        assert (each["sent"], each["step"]) == (TRACKED + FREE + OWN + LATE, 0)
         assert each["tracked"] == [100.0 + n for n in range(TRACKED)]
         assert each["free"] == [100.0, 101.0, 102.0, 100.0]
     for each in again:
         assert each["step"] > 0, run.told()
         assert each["tracked"] == [100.0 + each["step"] + n for n in range(TRACKED)]
         assert each["free"] == [200.0, 201.0, 202.0, 200.0], "the first worker's, as without keepstep"
-        assert each["sent"] == FREE + LATE
+        assert each["sent"] == FREE + OWN + LATE
+    for world in (first, again):
+        assert [each["moved"] for each in world] == [7.0, 8.0], "what a rank has assigned itself"
+        assert [each["mine"] for each in world] == [70.0, 71.0], "and what it has got back by itself"

@@ -31,6 +31,19 @@ def counted(original: Any) -> Any:
     return call
 
 
+class Own:
+    """A state of this rank alone, which it keeps in a variable of the strategy's."""
+
+    def __init__(self, value: float) -> None:
+        self.variable = tf.Variable(value, name="own")
+
+    def state(self) -> float:
+        return float(self.variable.read_value())
+
+    def set_state(self, state: float) -> None:
+        self.variable.assign(state)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -46,6 +59,9 @@ def main() -> None:
         free = [
             tf.Variable(lambda n=n: tf.fill((2,), own + n), dtype=tf.float32, name=f"free_{n}") for n in range(FREE)
         ]
+        moved, mine = tf.Variable(own, name="moved"), Own(own)
+    moved.assign(run.rank + 7.0)
+    mine.set_state(run.rank + 70.0 if run.generation == 1 else own)
 
     @tf.function
     def train_step() -> Any:
@@ -56,7 +72,7 @@ def main() -> None:
 
         return strategy.run(replica)
 
-    run.track(state=state)
+    run.track(state=state, mine=mine)
     with strategy.scope():
         late = tf.Variable(own, name="late")
     shown = {
@@ -64,6 +80,8 @@ def main() -> None:
         "step": run.step,
         "tracked": [float(weight.read_value()[0]) for weight in state.weights],
         "free": [float(each.read_value()[0]) for each in [*free]] + [float(late.read_value())],
+        "moved": float(moved.read_value()),
+        "mine": mine.state(),
         "made": own,
     }
     told = options.out / "told" / f"{run.generation}-{run.rank}.json"
