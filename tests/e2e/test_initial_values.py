@@ -17,16 +17,21 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
 def of(run: LocalRun, generation: int) -> list[dict[str, Any]]:
-    """What both ranks have told."""
-    folder = run.folder / "results" / "told"
-    return [json.loads((folder / f"{generation}-{rank}.json").read_text()) for rank in range(2)]
+    """What the ranks have told, by rank."""
+    paths = (run.folder / "results" / "told").glob(f"{generation}-*.json")
+    return [json.loads(path.read_text()) for path in sorted(paths)]
 
 
 @pytest.mark.parametrize("standby", [0, 1])
 def test_only_what_no_state_holds_is_sent_after_a_restart(tmp_path: Path, standby: int) -> None:
-    options = ("--set", f"launch.standby={standby}")
+    options = ["--store", str(tmp_path / "store")]
+    options += [w for each in (f"launch.standby={standby}", "checkpoint.every=8 steps") for w in ("--set", each)]
     with LocalRun(tmp_path / "run", "apart.py", options=options) as run:
-        assert run.wait() == 0, run.told()
+        run.wait_for(lambda: run.events("checkpoint_committed"), "a state to go on from")
+        (run.folder / "results" / "die").touch()
+        run.wait_for(lambda: len(of(run, 2)) == 2, "a second generation")
+        run.terminate()
+        assert run.wait() == 143, run.told()
         assert run.left() == []
     first, again = of(run, 1), of(run, 2)
     assert [each["made"] for each in (*first, *again)] == [100.0, 110.0, 200.0, 210.0]

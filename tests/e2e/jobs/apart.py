@@ -1,7 +1,7 @@
 """Two hosts that make different initial values: of variables in the state, and of some that are nobody's.
 
 Each rank leaves OUT/told/GENERATION-RANK.json, which says how many initial values were sent to or by it until the state
-was there, and what the variables were then. Rank 1 does not survive one of its steps, once.
+was there, and what the variables were then. Trains until it is interrupted; rank 1 dies, once, when OUT/die is there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tensorflow.python.ops import collective_ops
 
 import keepstep_worker as keepstep
 
-TRACKED, FREE, STEPS, LAST_OF_RANK_1 = 6, 3, 40, 30
+TRACKED, FREE = 6, 3
 sent = 0
 
 
@@ -86,11 +86,12 @@ def main() -> None:
     }
     told = options.out / "told" / f"{run.generation}-{run.rank}.json"
     told.parent.mkdir(exist_ok=True)
-    told.write_text(json.dumps(shown))
+    told.with_suffix(".new").write_text(json.dumps(shown))
+    told.with_suffix(".new").replace(told)
     mark = options.out / "killed"
-    for step in run.steps(STEPS):
+    for _ in run.steps(10**9):
         train_step()
-        if run.rank == 1 and step == LAST_OF_RANK_1 and not mark.exists():
+        if run.rank == 1 and (options.out / "die").exists() and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
