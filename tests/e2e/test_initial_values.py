@@ -28,6 +28,7 @@ def test_only_what_no_state_holds_is_sent_after_a_restart(tmp_path: Path, standb
     options += [w for each in (f"launch.standby={standby}", "checkpoint.every=8 steps") for w in ("--set", each)]
     with LocalRun(tmp_path / "run", "apart.py", options=options) as run:
         run.wait_for(lambda: run.events("checkpoint_committed"), "a state to go on from")
+        run.wait_for(lambda: len(run.events("standby_ready")) == standby * len(run.names), "standbys")
         (run.folder / "results" / "die").touch()
         run.wait_for(lambda: len(of(run, 2)) == 2, "a second generation")
         run.terminate()
