@@ -41,7 +41,7 @@ def test_a_straggler_and_a_healthy_peer_are_profiled(tmp_path, script):
             run.wait_for(lambda: run.completed() >= reached + 20, "steps behind the profiles")
         run.terminate()
         assert run.wait() == 143, run.told()
-    assert len(worlds(run)) == 1 and not {"worker_failed", "world_hangs"} & set(run.reasons())
+    assert len(worlds(run)) == 1 and not {"worker_failed", "world_hangs"} & set(run.reasons()), run.told()
     assert run.summary()["lost_steps"] == 0
     kept = {host: next(iter(run.events("worker_profiled", host))) for host in run.names}
     assert [event["trouble"] for event in kept.values()] == [[], []], run.told()

@@ -6,7 +6,7 @@ protocol: propose when the world is broken, settle when all members have acknowl
 
 from __future__ import annotations
 
-from keepstep.core import distrust, elastic, files, gpus, hang, leaving, pausing, preflight, repeats, saving
+from keepstep.core import distrust, elastic, files, gpus, hang, leaving, pace, pausing, preflight, repeats, saving
 from keepstep.core.actions import ReadHead, WatchAll
 from keepstep.core.causes import FailureCause
 from keepstep.core.distrust import choose_resume, held_by_all
@@ -15,14 +15,7 @@ from keepstep.core.failures import Charges
 from keepstep.core.fingerprints import ANY_STEP
 from keepstep.core.launch.parameter_server import SERVED
 from keepstep.core.reasons import Reason
-from keepstep.core.records import (
-    AckRecord,
-    CordonRecord,
-    Failure,
-    GenerationRecord,
-    Member,
-    Phase,
-)
+from keepstep.core.records import AckRecord, CordonRecord, Failure, GenerationRecord, Member, Phase
 from keepstep.core.restarts import describe, judge, root_cause
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
@@ -32,9 +25,6 @@ from keepstep.errors import ExitCode
 
 REPAIR_S = 600.0
 """How long a job that ends for a GPU's sake may take to save what is sealed."""
-
-FIRST_SNAPSHOT_EVERY = 8
-"""Steps between snapshots until their cost is measured, where the policy leaves it to keepstep."""
 
 
 def lead(turn: Turn) -> None:
@@ -151,10 +141,11 @@ def _propose_first(turn: Turn, ended: GenerationRecord | None) -> None:
         leader=state.job.node_id,
         members=elastic.chosen(turn, base.members),
         failures=failures,
-        snapshot_every=base.snapshot_every or first_snapshot_every(turn),
+        snapshot_every=pace.first_every(turn),
         run=base.run or state.job.run,
         durable_step=state.store.head.step if state.store.head is not None else 0,
         ledger=base.ledger,
+        failed_at=base.failed_at,
         restarts=base.restarts,
         save_s=base.save_s,
         skipped=base.skipped,
@@ -175,9 +166,8 @@ def _base(turn: Turn, ended: GenerationRecord | None) -> GenerationRecord:
     """What the first generation of this run, or of an etcd that lost its data, goes on from; and what charges stand."""
     base = turn.state.last_generation
     if base is None or (ended is not None and base.number <= ended.number) or base.phase is Phase.ENDED:
-        charges = turn.state.store.charges or Charges()
-        ledger, restarts = charges.ledger, charges.restarts
-        return GenerationRecord(0, Phase.FORMING, turn.state.job.node_id, (), ledger=ledger, restarts=restarts)
+        own, charged = turn.state.job.node_id, turn.state.store.charges or Charges()
+        return GenerationRecord(0, Phase.FORMING, own, (), ledger=charged.ledger, restarts=charged.restarts)
     return base
 
 
@@ -188,12 +178,6 @@ def _end_before_it_began(turn: Turn, ended: GenerationRecord | None, code: int, 
     if members:
         number, run = _next_number(turn, ended), base.run or turn.state.job.run
         end(turn, evolve(base, number=number, members=members, run=run), code, text, reason)
-
-
-def first_snapshot_every(turn: Turn) -> int:
-    """The policy's steps between snapshots, or where to begin until their cost is measured."""
-    every: int | None = turn.state.policy.snapshot_every_steps
-    return FIRST_SNAPSHOT_EVERY if every is None else every
 
 
 def _propose(turn: Turn, old: GenerationRecord, reason: Reason, only: tuple[Member, ...] = ()) -> None:
@@ -281,6 +265,8 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
         durable_step=head.step if state.store.head_known and head is not None else generation.durable_step,
         lost_steps=max(0, max(ack.completed for ack in records) - start) if again else 0,
         ledger=verdict.ledger,
+        failed_at=pace.failed(turn, generation, root),
+        snapshot_every=min(generation.snapshot_every, pace.first_every(turn)),
         restarts=generation.restarts + (1 if root is not None else 0),
         skipped=(*generation.skipped, verdict.skip) if verdict.skip else generation.skipped,
         falls=() if verdict.skip else distrust.falls_of(generation, root, records),  # the state was not to blame

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -17,9 +16,3 @@ def natural_key(host: str) -> tuple[tuple[int, int, str], ...]:
 def in_natural_order(hosts: tuple[str, ...]) -> tuple[str, ...]:
     """The hosts sorted by `natural_key`."""
     return tuple(sorted(hosts, key=natural_key))
-
-
-def jitter_ratio(*parts: object) -> float:
-    """A number in [0, 1) that depends on `parts` alone, so that a replay jitters as the original did."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64

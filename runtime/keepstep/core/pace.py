@@ -1,10 +1,11 @@
-"""How long a save takes, as measured; so how often to save, and which save is not begun any more."""
+"""What snapshots and saves cost, as measured; so how often there are any, and which save is not begun any more."""
 
 from __future__ import annotations
 
 import math
 
 from keepstep.core.actions import Measure, Report
+from keepstep.core.failures import Failure
 from keepstep.core.records import GenerationRecord
 from keepstep.core.state import Turn
 
@@ -15,10 +16,69 @@ DRAG = 0.1
 """Share of its duration by which a save is reckoned to slow the training: it goes on beside it, at low priority."""
 
 UNHURT_S = 86_400.0
-"""Time between failures that is reckoned with where the policy's window has seen none."""
+"""Time between failures that is reckoned with where there was none, and at the most."""
 
-_DUTY_MAX = 0.5
-_SAVES_KEPT = 5
+STALL_RATIO_MAX = 0.005
+"""Snapshots keep a training that is not hurt waiting for this share of its time at most: half of the 1 % that all of
+keepstep may cost, since what each step is reported and measured with takes the rest.
+"""
+
+FIRST_SNAPSHOT_EVERY = 8
+"""Steps between snapshots until their cost is measured, where the policy leaves it to keepstep."""
+
+_DUTY_MAX, _SAVES_KEPT, _FAILURES_KEPT = 0.5, 5, 3
+
+
+def failed(turn: Turn, generation: GenerationRecord, root: Failure | None) -> tuple[float, ...]:
+    """When the training began or had the failure before the newest ones, and those; a world starts after `root`."""
+    if not generation.failed_at:
+        return (turn.now,)
+    return generation.failed_at if root is None else (*generation.failed_at, root.at)[-1 - _FAILURES_KEPT :]
+
+
+def between_s(turn: Turn, generation: GenerationRecord) -> float:
+    """Mean seconds between two failures, of the newest ones: one often hurt of late is reckoned to be again."""
+    if len(generation.failed_at) < 2:
+        return UNHURT_S
+    return min(UNHURT_S, max(1.0, (turn.now - generation.failed_at[0]) / (len(generation.failed_at) - 1)))
+
+
+def _young(cost: float, between: float) -> float:
+    """The interval that loses the least time, in the unit of both: sqrt(2 C M).
+
+    C is what a save costs the training, M the mean time between failures. J. W. Young, "A first order approximation to
+    the optimum checkpoint interval", CACM 17(9), 1974.
+    """
+    return math.sqrt(2.0 * cost * between)
+
+
+def first_every(turn: Turn) -> int:
+    """The policy's steps between snapshots, or where to begin until their cost is measured."""
+    return turn.state.policy.snapshot_every_steps or FIRST_SNAPSHOT_EVERY
+
+
+def snapshot_every(turn: Turn, generation: GenerationRecord) -> int:
+    """Steps between snapshots: the power of two that keeps the stall within its share, where the policy has no word.
+
+    Less where failures cost more than that stall: what is done again after one is what was done since a snapshot.
+    Powers of two: so a rank that has not yet heard of the change still shares every second snapshot with the others.
+    """
+    current, cost = generation.snapshot_every, turn.state.cluster.tally.costliest
+    if turn.state.policy.snapshot_every_steps is not None or cost <= 0.0:
+        return current
+    wanted = next((2**n for n in range(10) if cost / 2**n <= STALL_RATIO_MAX), 1024)
+    if len(generation.failed_at) > 1:
+        step_s = _step_s(turn)
+        best = _young(cost, between_s(turn, generation) / step_s) if step_s > 0.0 else max(1, current)
+        wanted = min(wanted, 2 ** max(0, round(math.log2(best))))
+    return wanted if wanted > current or wanted * 4 <= current else current
+
+
+def _step_s(turn: Turn) -> float:
+    """Seconds of a step, of this host's worker or as others tell it; 0 where unknown."""
+    own = max((worker.step_s for worker in turn.state.workers), default=0.0)
+    told = (split.step_s for seen in turn.state.cluster.statuses.values() for split in seen.record.splits)
+    return own or max(told, default=0.0)
 
 
 def saved(turn: Turn, seconds: float) -> None:
@@ -32,25 +92,12 @@ def save_s(turn: Turn, generation: GenerationRecord) -> float:
     return saves[len(saves) // 2] if saves else generation.save_s
 
 
-def auto_interval_s(turn: Turn, generation: GenerationRecord) -> float:
-    """Seconds between checkpoints that lose the least time: sqrt(2 C M), after Young.
-
-    C is what a save costs the training, M the mean time between failures. J. W. Young, "A first order approximation to
-    the optimum checkpoint interval", CACM 17(9), 1974.
-    """
-    window_s = turn.state.policy.restart.budget.window_s
-    failures = sum(1 for entry in generation.ledger if entry.at > turn.now - window_s)
-    between_s = window_s / failures if failures else UNHURT_S
-    took_s = save_s(turn, generation)
-    return max(AUTO_MIN_S, took_s / _DUTY_MAX, math.sqrt(2.0 * DRAG * took_s * between_s))
-
-
 def interval_s(turn: Turn, generation: GenerationRecord) -> float | None:
-    """Seconds between checkpoints; None where the policy counts steps."""
-    every = turn.state.policy.checkpoint_every
-    if every.steps is not None:
-        return None
-    return auto_interval_s(turn, generation) if every.seconds is None else every.seconds
+    """Seconds between checkpoints: the policy's, or those that lose the least time; None where it counts steps."""
+    every, took_s = turn.state.policy.checkpoint_every, save_s(turn, generation)
+    if every.steps is not None or every.seconds is not None:
+        return every.seconds
+    return max(AUTO_MIN_S, took_s / _DUTY_MAX, _young(DRAG * took_s, between_s(turn, generation)))
 
 
 def too_late(turn: Turn, generation: GenerationRecord) -> str:
@@ -72,5 +119,4 @@ def report(turn: Turn, generation: GenerationRecord) -> None:
         return
     if interval is not None:
         turn.do(Report(Measure.CHECKPOINT_INTERVAL_S, interval))
-    step_s = max((worker.step_s for worker in turn.state.workers), default=0.0)
-    turn.do(Report(Measure.COMMITTABLE, float(took_s + step_s <= turn.state.policy.interruption.grace)))
+    turn.do(Report(Measure.COMMITTABLE, float(took_s + _step_s(turn) <= turn.state.policy.interruption.grace)))

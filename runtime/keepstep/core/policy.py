@@ -245,8 +245,8 @@ class Checkpoint(Section):
         unit="steps or duration", failure="the loss of a host",
     )  # fmt: skip
     snapshot_every: StepsOrAuto = knob(
-        None, "How often state is copied into the host's memory; auto goes by what a copy costs.", unit="steps",
-        failure="the death of a worker or of the agent",
+        None, "How often state is copied into the host's memory; auto goes by its cost and how often something fails.",
+        unit="steps", failure="the death of a worker or of the agent",
     )  # fmt: skip
     keep: Keep = Keep()
     divergence: Literal["block", "stop"] = knob(

@@ -126,6 +126,7 @@ class GenerationRecord:
         durable_step: newest step committed to the store.
         save_s: seconds that a save takes, 0 where none was measured yet.
         ledger: failures within the budget's window.
+        failed_at: when the training began or had the failure before the newest ones, and those, unix seconds.
         restarts: restarts of this job, planned ones left out.
         skipped: steps whose batch is left out, since it was fatal again and again.
         falls: the state that the last worlds began with, once for each of them that died before it completed a step.
@@ -160,6 +161,7 @@ class GenerationRecord:
     durable_step: int = 0
     save_s: float = 0.0
     ledger: tuple[LedgerEntry, ...] = ()
+    failed_at: tuple[float, ...] = ()
     restarts: int = 0
     skipped: tuple[int, ...] = ()
     falls: tuple[Resume, ...] = ()

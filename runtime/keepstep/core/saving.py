@@ -13,11 +13,6 @@ from keepstep.core.view import common_held
 from keepstep.core.world import durable_step, end, gave_up_saving, is_done, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
-STALL_RATIO_MAX = 0.005
-"""Snapshots may keep training waiting for this share of its time: half of the 1 % that all of keepstep may cost, since
-what each step is reported and measured with takes the rest.
-"""
-
 NAMED_MAX = 8
 _DRAIN_SHARE = 0.4
 
@@ -69,8 +64,8 @@ def _save(turn: Turn, generation: GenerationRecord, step: int) -> bool:
 
 
 def _keep_cadence(turn: Turn, generation: GenerationRecord) -> None:
-    """Snapshots as often as they are cheap; checkpoints as often as the policy wants."""
-    every = next_snapshot_every(turn, generation)
+    """Snapshots as often as they are worth it; checkpoints as often as the policy wants."""
+    every = pace.snapshot_every(turn, generation)
     if every != generation.snapshot_every:
         turn.put(evolve(generation, snapshot_every=every), Reason.CADENCE_CHANGED, f"every {every} steps")
         return
@@ -100,9 +95,8 @@ def _keep_cadence(turn: Turn, generation: GenerationRecord) -> None:
 
 def _missed(turn: Turn, generation: GenerationRecord) -> bool:
     """Whether a member could not upload its share of the step being saved."""
-    if not turn.state.cluster.tally.missed:
-        return False
-    return any(not share.objects for share in _uploads(turn, generation, generation.save_step))
+    uploads = _uploads(turn, generation, generation.save_step) if turn.state.cluster.tally.missed else []
+    return any(not share.objects for share in uploads)
 
 
 def _progress(turn: Turn, generation: GenerationRecord) -> tuple[int, float]:
@@ -123,23 +117,6 @@ def _due(turn: Turn, generation: GenerationRecord) -> tuple[float, int]:
     if every.steps is not None:
         return since, generation.durable_step + every.steps - generation.snapshot_every
     return since + (pace.interval_s(turn, generation) or 0.0), 0
-
-
-def next_snapshot_every(turn: Turn, generation: GenerationRecord) -> int:
-    """Steps between snapshots: the policy's, or the power of two that keeps the stall within its share.
-
-    Powers of two: so a rank that has not yet heard of the change still shares every second snapshot with the others.
-    """
-    if turn.state.policy.snapshot_every_steps is not None:
-        return turn.state.policy.snapshot_every_steps
-    cost = turn.state.cluster.tally.costliest
-    if cost <= 0.0:
-        return generation.snapshot_every
-    wanted = 1
-    while wanted < 1024 and cost / wanted > STALL_RATIO_MAX:
-        wanted *= 2
-    current = generation.snapshot_every
-    return wanted if wanted > current or wanted * 4 <= current else current
 
 
 # --- commit ----------------------------------------------------------------------------------------------------------

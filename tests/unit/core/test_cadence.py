@@ -5,10 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.core.pace import STALL_RATIO_MAX, snapshot_every
 from keepstep.core.policy import Policy
 from keepstep.core.records import Member, Phase, Standing, StatusRecord
-from keepstep.core.saving import STALL_RATIO_MAX, next_snapshot_every
+from keepstep.core.splits import Split
 from keepstep.core.state import Turn
+from keepstep.core.values import evolve
 from keepstep.core.view import Seen, with_generation, with_status
 from tests.unit.core.values import a_generation, a_turn
 
@@ -29,12 +31,12 @@ def a_turn_with(policy: Policy | None, *costs: float) -> Turn:
 
 
 def every(current: int, *costs: float) -> int:
-    return next_snapshot_every(a_turn_with(None, *costs), a_generation(snapshot_every=current))
+    return snapshot_every(a_turn_with(None, *costs), a_generation(snapshot_every=current))
 
 
 def test_the_policys_word_holds():
     policy = Policy.model_validate({"checkpoint": {"snapshot_every": "7 steps"}})
-    assert next_snapshot_every(a_turn_with(policy, 9.0), a_generation(snapshot_every=7)) == 7
+    assert snapshot_every(a_turn_with(policy, 9.0), a_generation(snapshot_every=7)) == 7
 
 
 def test_unmeasured_costs_change_nothing():
@@ -61,3 +63,34 @@ def test_a_little_cheaper_is_no_reason_to_change():
 
 def test_the_slowest_host_decides():
     assert every(1, 0.005, 0.3) == 64
+
+
+def every_when_hurt(current: int, cost: float, step_s: float, *ago: float) -> int:
+    """On a host that is no member: what a step takes it knows from the others."""
+    turn = a_turn_with(None, cost)
+    (host,) = turn.state.cluster.statuses
+    seen = turn.state.cluster.statuses[host]
+    status = evolve(seen.record, splits=(Split(9, 9, step_s, 0.0, 0.0, 0.0),))
+    turn.set(cluster=with_status(turn.state.cluster, host, Seen(status, 9)))
+    return snapshot_every(turn, a_generation(snapshot_every=current, failed_at=tuple(turn.now - each for each in ago)))
+
+
+def test_a_job_that_is_often_hurt_pays_for_more_snapshots():
+    """Snapshots of 40 ms beside steps of 50 ms, hurt each 20 s: sqrt(2 * 0.8 * 400) steps, in powers of two 32."""
+    assert every_when_hurt(8, 0.8, 0.05) == every_when_hurt(8, 0.8, 0.05, 60.0) == 256
+    assert every_when_hurt(256, 0.8, 0.05, 60.0, 40.0, 20.0, 0.0) == 32
+
+
+def test_a_job_that_was_hurt_long_ago_does_not():
+    assert every_when_hurt(32, 0.8, 0.05, 80_000.0, 79_000.0) == 256
+
+
+def test_where_a_step_s_time_is_unknown_a_hurt_job_keeps_its_cadence():
+    assert every_when_hurt(8, 0.8, 0.0, 60.0, 40.0, 20.0, 0.0) == 8
+    assert every_when_hurt(8, 0.8, 0.0, 60.0) == 256
+
+
+@given(powers, st.floats(1e-4, 5.0), st.floats(1e-4, 10.0), st.lists(st.floats(0.0, 1e6), min_size=2, max_size=4))
+def test_to_be_hurt_never_means_fewer_snapshots(current, cost, step_s, ago):
+    hurt = every_when_hurt(current, cost, step_s, *sorted(ago, reverse=True))
+    assert hurt.bit_count() == 1 and hurt <= max(current, every(current, cost))

@@ -1,4 +1,4 @@
-"""Hosts in the order people count them; jitter that a replay repeats."""
+"""Hosts in the order people count them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.names import in_natural_order, jitter_ratio, natural_key
+from keepstep.core.names import in_natural_order, natural_key
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,3 @@ def test_the_order_does_not_depend_on_how_hosts_came_in(hosts):
 @given(st.integers(0, 2**31), st.integers(0, 2**31))
 def test_the_natural_order_is_that_of_the_numbers(one, other):
     assert (natural_key(f"algo-{one}") < natural_key(f"algo-{other}")) == (one < other)
-
-
-@given(st.text(), st.integers())
-def test_jitter_is_a_ratio_and_a_function_of_its_arguments(node, attempt):
-    assert 0.0 <= jitter_ratio(node, attempt) < 1.0
-    assert jitter_ratio(node, attempt) == jitter_ratio(node, attempt)
-
-
-def test_jitter_differs_between_attempts():
-    assert len({jitter_ratio("algo-1", attempt) for attempt in range(100)}) == 100

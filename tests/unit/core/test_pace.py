@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from keepstep.core import pace
 from keepstep.core.causes import FailureCause
+from keepstep.core.failures import Failure
 from keepstep.core.policy import Policy
-from keepstep.core.records import LedgerEntry, RequestRecord
+from keepstep.core.records import RequestRecord
 from keepstep.core.state import Turn
 from keepstep.core.view import Seen
 from tests.unit.core.values import a_generation, a_turn
@@ -22,23 +23,36 @@ def a_turn_after(*saves: float, policy: Policy | None = None) -> Turn:
     return turn
 
 
-def failed(*at: float) -> tuple[LedgerEntry, ...]:
-    return tuple(LedgerEntry(each, FailureCause.KILLED, "killed", 1) for each in at)
-
-
-def interval(turn: Turn, *failures: float) -> float:
-    return pace.auto_interval_s(turn, a_generation(ledger=failed(*failures)))
+def interval(turn: Turn, *failed_at: float) -> float | None:
+    return pace.interval_s(turn, a_generation(failed_at=failed_at))
 
 
 def test_young_s_formula():
     """Saves of 2 s that cost a tenth of it, three failures in an hour: sqrt(2 * 0.2 s * 1200 s)."""
-    assert interval(a_turn_after(2.0), 900.0, 950.0, 990.0) == pytest.approx(21.9, abs=0.01)
-    assert interval(a_turn_after(2.0)) == pytest.approx(185.9, abs=0.1)
-
-
-def test_what_failed_before_the_window_is_forgotten():
     turn = a_turn_after(2.0)
-    assert interval(turn, turn.now - 3601.0) == interval(turn)
+    assert interval(turn, turn.now - 3600.0, 900.0, 950.0, 990.0) == pytest.approx(21.9, abs=0.01)
+    assert interval(turn) == interval(turn, turn.now) == pytest.approx(185.9, abs=0.1)
+
+
+def test_a_failure_counts_less_the_longer_it_is_ago():
+    turn = a_turn_after(2.0)
+    found = [interval(turn, turn.now - ago, turn.now - ago + 20.0) for ago in (100.0, 1e4, 1e6)]
+    assert found == sorted(found) and found[0] < found[1] < found[2] == interval(turn)
+
+
+def test_the_newest_failures_are_reckoned_with():
+    turn, generation = a_turn(), a_generation()
+    assert pace.between_s(turn, generation) == pace.UNHURT_S
+    for at in (0.0, *[turn.now - 60.0 + 20.0 * n for n in range(4)]):
+        root = Failure(FailureCause.KILLED, "algo-1", at) if generation.failed_at else None
+        generation = a_generation(failed_at=pace.failed(turn, generation, root))
+    assert generation.failed_at == (turn.now - 60.0, turn.now - 40.0, turn.now - 20.0, turn.now)
+    assert pace.between_s(turn, generation) == 20.0
+
+
+def test_a_planned_restart_is_no_failure():
+    turn = a_turn()
+    assert pace.failed(turn, a_generation(failed_at=(1.0, 2.0)), None) == (1.0, 2.0)
 
 
 def test_an_unmeasured_save_is_due_soon():
