@@ -268,7 +268,7 @@ class Session:
             self._hold(self.completed_step + 1)
         if self._sealed_step != self.completed_step and orders.snapshot_every > 0 and whole:
             self._snapshot(forced=True)
-        self._profiler.end()
+        self._profiler.close()
         self._phase = wires.PHASE_FINISHED
         self._publish()
         if self._orders().hold and whole:

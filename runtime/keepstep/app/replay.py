@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,9 @@ def _fold(path: Path, line_number: int, state: State, line: dict[str, Any]) -> R
 
 def journals_under(folder: Path) -> list[Path]:
     """Every journal below a folder, rotated ones first, in the order in which they were written."""
-    found = [path for path in folder.rglob("journal.jsonl*") if path.is_file()]
+    # of a job that runs, folders come and go meanwhile: os.walk passes over those that are gone
+    places = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    found = [path for path in places if path.name.startswith("journal.jsonl") and path.is_file()]
     return sorted(found, key=lambda path: (str(path.parent), -_age(path)))
 
 

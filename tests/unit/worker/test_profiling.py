@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
 import socket
 import sys
 import time
@@ -21,18 +24,27 @@ class Tracer:
         self.done: list[str] = []
         self.refuses = ""
         self.at_ns: list[int] = []
+        self.gpus: list[str] = []
+        self.switch: ctypes.c_int | None = None
+        self.dies: list[int] = []
+        self.pid = os.getpid()
 
-    def start(self, folder: str) -> None:
+    def ProfilerOptions(self, host_tracer_level: int) -> str:
+        return f" of level {host_tracer_level}"
+
+    def start(self, folder: str, options: str = "") -> None:
         if self.refuses == "start" or (self.done and self.done[-1] != "stop"):
             raise ValueError("another profiler is running")
-        self.done.append(folder)
+        self.done.append(folder + options)
         self.at_ns.append(time.monotonic_ns())
 
-    def stop(self) -> None:
+    def stop(self, save: bool = True) -> None:
         self.done.append("stop")
         self.at_ns.append(time.monotonic_ns())
         if self.refuses == "stop":
             raise OSError("no space left on device")
+        if os.getpid() != self.pid and len([each for each in self.done if each != "stop"]) in self.dies:
+            os.kill(os.getpid(), signal.SIGSEGV)
 
 
 @pytest.fixture
@@ -40,6 +52,8 @@ def tracer(monkeypatch):
     made = Tracer()
     tensorflow = types.ModuleType("tensorflow")
     tensorflow.profiler = types.SimpleNamespace(experimental=made)
+    tensorflow.config = types.SimpleNamespace(list_logical_devices=lambda kind: made.gpus if kind == "GPU" else [])
+    monkeypatch.setattr("keepstep_worker.profile_writing.switch_of", lambda tensorflow: made.switch)
     monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
     return made
 
@@ -191,3 +205,71 @@ def test_it_gives_way_to_a_profile_of_the_scripts_own(agent, tracer):
     assert tracer.start == original
     train(session, 2, 3)
     assert tracer.done[-1] == "/its/own"
+
+
+# --- where a copy of the process writes it down ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def dangerous(tracer):
+    """A profiler that the process may die of when it is ended."""
+    tracer.switch = ctypes.c_int(2)
+    return tracer
+
+
+def until(session, step, look):
+    """Train on until `look` is true; the newest step."""
+    patience = time.monotonic() + 30.0
+    while not look():
+        assert time.monotonic() < patience
+        step += 1
+        train(session, step)
+    return step
+
+
+def test_a_copy_of_the_process_writes_it_down(agent, dangerous):
+    session = agent.session()
+    agent.ask(1, steps=1)
+    train(session, 1, 2)
+    assert dangerous.done == ["/profile/1", "stop"]  # of this process: here nothing is saved
+    assert dangerous.switch.value == -1
+    until(session, 2, lambda: agent.of("profiled"))
+    assert agent.wait_for("profiled") == answer(1)
+
+
+def test_what_the_copy_dies_of_is_none_of_the_trainings(agent, dangerous):
+    dangerous.dies = [1, 2]
+    session = agent.session()
+    agent.ask(1, steps=1)
+    until(session, 0, lambda: agent.of("profiled"))
+    assert agent.wait_for("profiled") == answer(1)
+    assert dangerous.done == ["/profile/1", "stop"] * 3
+
+
+def test_a_copy_that_always_dies_is_told_of(agent, dangerous):
+    dangerous.dies = [1, 2, 3]
+    session = agent.session()
+    agent.ask(1, steps=1)
+    step = until(session, 0, lambda: agent.of("profiled"))
+    assert agent.wait_for("profiled") == answer(1, "the process that writes it down ended with -11")
+    dangerous.dies = []
+    agent.ask(2, steps=1)
+    until(session, step, lambda: len(agent.of("profiled")) == 2)
+    assert agent.wait_for("profiled", 2) == answer(2)
+
+
+def test_the_end_of_the_training_waits_for_what_is_being_written(agent, dangerous):
+    session = agent.session()
+    agent.ask(1)
+    train(session, 1, 2)
+    session.finish()
+    assert agent.wait_for("profiled") == answer(1)
+
+
+def test_on_gpus_the_host_is_left_out_and_nothing_copied(agent, dangerous):
+    dangerous.gpus = ["GPU:0"]
+    session = agent.session()
+    agent.ask(1, steps=1)
+    train(session, 1, 2)
+    assert dangerous.done == ["/profile/1 of level 0", "stop"] and dangerous.switch.value == 2
+    assert agent.wait_for("profiled") == answer(1)

@@ -1,0 +1,107 @@
+"""TensorFlow's profile is ended and written down so that the training can not die of it.
+
+Where an activity ended on another thread than it began on, as those of collectives do, some TensorFlows collect it
+through a pointer to memory that they have given back (`TraceMeRecorder::Consume`, seen in 2.21 under load): the process
+may die of that. So a copy of this process collects the events and writes them down, and here the recording is switched
+off without a look at them. On GPUs, of which a copy of a process can not be asked, the host's events are left out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import resource
+import signal
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+WRITES_S = 30
+"""A copy that takes longer has met a lock that another thread had held."""
+_LIBRARY, _SWITCH, _OFF = "libtensorflow_framework.so.2", "_ZN3tsl8profiler8internal13g_trace_levelE", -1
+
+
+def begin(tensorflow: Any, folder: str) -> None:
+    """Begin to record.
+
+    Raises:
+        Exception: whatever TensorFlow's profiler raises; another one may be under way.
+    """
+    profiler = tensorflow.profiler.experimental
+    if switch_of(tensorflow) is not None and _on_gpus(tensorflow):
+        profiler.start(folder, profiler.ProfilerOptions(host_tracer_level=0))
+    else:
+        profiler.start(folder)
+
+
+def end(tensorflow: Any) -> Writer | None:
+    """End what was begun, and have it written down; None where that is done already.
+
+    Raises:
+        Exception: whatever TensorFlow's profiler raises; an OSError where there can be no copy of this process.
+    """
+    stop = tensorflow.profiler.experimental.stop
+    switch = None if _on_gpus(tensorflow) else switch_of(tensorflow)
+    if switch is None:
+        stop()
+        return None
+    try:
+        return Writer(stop)
+    finally:
+        switch.value = _OFF
+        stop(save=False)
+
+
+class Writer:
+    """A copy of this process that writes a profile down, and ends."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        """Args: stop: ends the profile and writes it; called in the copy.
+
+        Raises:
+            OSError: there is no room for a copy.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a process with threads is copied is known: hence the alarm
+            self._pid = os.fork()
+        if not self._pid:
+            _write(stop)
+
+    def ended(self, wait: bool = False) -> str | None:
+        """Why nothing was written, empty where it was; None while it writes."""
+        try:
+            pid, status = os.waitpid(self._pid, 0 if wait else os.WNOHANG)
+        except ChildProcessError:  # the script has children waited for by itself: what is there will show
+            return ""
+        if not pid:
+            return None
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+        return f"the process that writes it down ended with {code}" if code else ""
+
+
+def switch_of(tensorflow: Any) -> ctypes.c_int | None:
+    """What all of TensorFlow asks whether to record; None of a TensorFlow that has no such thing."""
+    try:
+        library = ctypes.CDLL(os.path.join(tensorflow.sysconfig.get_lib(), _LIBRARY))
+        return ctypes.c_int.in_dll(library, _SWITCH)
+    except (OSError, ValueError):
+        return None
+
+
+def _on_gpus(tensorflow: Any) -> bool:
+    return bool(tensorflow.config.list_logical_devices("GPU"))
+
+
+def _write(stop: Callable[[], None]) -> None:
+    """In the copy: it has this one thread, and never returns."""
+    code = 1
+    try:
+        faulthandler.disable()  # it would show this process's stack as if it were the worker's
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(WRITES_S)
+        stop()
+        code = 0
+    finally:
+        os._exit(code)
