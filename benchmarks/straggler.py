@@ -59,9 +59,11 @@ class Run:
 
     def __init__(self, folder: Path, python: Path | str, how: str, knobs: tuple[str, ...] = ()) -> None:
         self.folder = folder
-        self.step, self.step_s = 0, 0.0
+        self.step = 0
         self.found: list[Said] = []
         self.generation = 0
+        self.steps_of_a_batch = HOSTS if how in ("fit", "legacy") else 1
+        """`fit` takes batches as global ones, and has each rank make as many steps of one as there are ranks."""
         self.ready: set[str] = set()
         """Hosts whose standby for this generation is there: until then its import takes part of the processor."""
         self.sampled: list[tuple[int, int, float]] = []
@@ -85,8 +87,7 @@ class Run:
         event = turn.get("event", {})
         if event.get("kind") == "steps_sampled":
             self.step = max(self.step, event["completed"])
-            self.step_s = float(event["step_s"])
-            self.sampled.append((self.generation, event["completed"], self.step_s))
+            self.sampled.append((self.generation, event["completed"], float(event["step_s"])))
         elif event.get("kind") == "record_put" and event["record"]["kind"] == "generation":
             if event["record"]["number"] != self.generation:
                 self.generation, self.ready = event["record"]["number"], set()
@@ -163,10 +164,13 @@ class Neighbour:
 
 def slow_down(run: Run, kind: str, rank: int, times: float) -> Callable[[], None]:
     """Have a rank compute so many times as long, or its data take so many steps; returns what clears up behind it."""
+    calm = run.step
+    run.wait_for(lambda: run.step >= calm + SETTLED_STEPS, "steps")
+    usual_s = statistics.median(step_s for _, step, step_s in run.sampled if step > calm)
     if kind == "compute":
         return Quota(run.pid(rank), 1.0 / times).open
     order = run.folder / "order"
-    order.write_text(str(times * run.step_s))
+    order.write_text(str(times * usual_s * run.steps_of_a_batch))
     order.rename(run.folder / f"data-{rank}")
     return lambda: None
 
@@ -178,12 +182,13 @@ def play(kind: str, rank: int, how: str, python: Path, seed: int) -> Said:
         after.callback(run.end)
         # the import of a standby slows both down: who is slow beside that is slow by less
         run.wait_for(lambda: run.step >= SETTLED_STEPS and len(run.ready) == HOSTS, "standbys")
-        begun, limit = run.step, NAMED_WITHIN
+        limit = NAMED_WITHIN
         if kind != "neighbour":
             after.callback(slow_down(run, kind, rank, SLOW))
         else:
             neighbour, limit = Neighbour(random.Random(seed)), QUIET_STEPS
             after.callback(neighbour.leave)
+        begun = run.step
         run.wait_for(lambda: run.found or run.step >= begun + limit, "steps", PATIENCE_S + limit)
         said = run.found[0] if run.found else Said(-1, "nobody", run.step)
         run.end()
