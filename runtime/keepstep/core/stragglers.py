@@ -26,7 +26,8 @@ from keepstep.core.state import Turn
 from keepstep.core.values import evolve
 from keepstep.core.world import statuses_of
 
-_WINDOW_S = 0.5
+_WINDOW_S = 0.4
+"""A little less than between two samples (half a second), of which one may come early: else many a window had two."""
 _WINDOW_S_PER_MEMBER = 0.008
 """No window is shorter: each is a write of every member, and etcd takes some thousand in a second."""
 _LOOK_S = 0.2

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.app.sampling import EVERY_S
 from keepstep.core.records import EQUAL_WEIGHT
 from keepstep.core.slowness import Crowd, excess, is_slow
 from keepstep.core.splits import Part, Split, added, begin, is_full
@@ -81,7 +82,11 @@ def test_the_part_that_is_longer_is_told_from_the_others():
 
 
 def test_a_large_world_says_less_often_how_it_goes():
-    assert (window_s(2), window_s(500)) == (0.5, 4.0)
+    assert (window_s(2), window_s(500)) == (0.4, 4.0)
+
+
+def test_in_a_small_world_each_sample_may_fill_a_window():
+    assert window_s(2) < EVERY_S
 
 
 @given(st.lists(st.tuples(st.integers(0, 80), SECONDS), min_size=2, max_size=30), st.floats(1.05, 3.0))
