@@ -19,6 +19,7 @@ from typing import Any
 
 WRITES_S = 30
 """A copy that takes longer has met a lock that another thread had held."""
+_SAID_BYTES_MAX = 500
 _LIBRARY, _SWITCH, _OFF = "libtensorflow_framework.so.2", "_ZN3tsl8profiler8internal13g_trace_levelE", -1
 
 
@@ -54,7 +55,11 @@ def end(tensorflow: Any) -> Writer | None:
 
 
 class Writer:
-    """A copy of this process that writes a profile down, and ends."""
+    """A copy of this process that writes a profile down, and ends.
+
+    Attributes:
+        died: it was ended by TensorFlow's mistake: to try once more may help.
+    """
 
     def __init__(self, stop: Callable[[], None]) -> None:
         """Args: stop: ends the profile and writes it; called in the copy.
@@ -62,22 +67,36 @@ class Writer:
         Raises:
             OSError: there is no room for a copy.
         """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a process with threads is copied is known: hence the alarm
-            self._pid = os.fork()
-        if not self._pid:
-            _write(stop)
+        self.died = False
+        self._said, said = os.pipe()
+        os.set_blocking(self._said, False)  # another process that was copied just now may have it open, too
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that a process with threads is copied is known: hence the alarm
+                self._pid = os.fork()
+            if not self._pid:
+                _write(stop, said)
+        except OSError:
+            os.close(self._said)
+            raise
+        finally:
+            os.close(said)
 
     def ended(self, wait: bool = False) -> str | None:
-        """Why nothing was written, empty where it was; None while it writes."""
+        """Why nothing was written, empty where it was; None while it writes. Not to be asked again then."""
         try:
             pid, status = os.waitpid(self._pid, 0 if wait else os.WNOHANG)
-        except ChildProcessError:  # the script has children waited for by itself: what is there will show
-            return ""
+        except ChildProcessError:  # the script has children waited for by itself: what was said and is there will show
+            pid, status = self._pid, 0
         if not pid:
             return None
-        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
-        return f"the process that writes it down ended with {code}" if code else ""
+        wrong = _read(self._said)
+        os.close(self._said)
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            self.died = number != signal.SIGALRM
+            return f"the process that writes it down was ended by signal {number}"
+        return wrong
 
 
 def switch_of(tensorflow: Any) -> ctypes.c_int | None:
@@ -93,15 +112,22 @@ def _on_gpus(tensorflow: Any) -> bool:
     return bool(tensorflow.config.list_logical_devices("GPU"))
 
 
-def _write(stop: Callable[[], None]) -> None:
-    """In the copy: it has this one thread, and never returns."""
-    code = 1
+def _read(said: int) -> str:
+    try:
+        return os.read(said, _SAID_BYTES_MAX).decode(errors="replace")
+    except BlockingIOError:
+        return ""
+
+
+def _write(stop: Callable[[], None], said: int) -> None:
+    """In the copy: it has this one thread, and never returns. What goes wrong is written to `said`."""
     try:
         faulthandler.disable()  # it would show this process's stack as if it were the worker's
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(WRITES_S)
         stop()
-        code = 0
+    except BaseException as error:
+        os.write(said, f"{type(error).__name__}: {error}".encode()[:_SAID_BYTES_MAX])
     finally:
-        os._exit(code)
+        os._exit(0)

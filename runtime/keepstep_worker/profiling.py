@@ -92,7 +92,7 @@ class Profiler:
         if wrong is None:
             return
         self._tries += 1
-        if wrong and self._tries < _TRIES and self._begun == self.number:
+        if self._writer.died and self._tries < _TRIES and self._begun == self.number:
             self._writer = None
             self._begin(step)
         else:

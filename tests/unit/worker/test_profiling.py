@@ -27,6 +27,7 @@ class Tracer:
         self.gpus: list[str] = []
         self.switch: ctypes.c_int | None = None
         self.dies: list[int] = []
+        self.full = False
         self.pid = os.getpid()
 
     def ProfilerOptions(self, host_tracer_level: int) -> str:
@@ -41,7 +42,7 @@ class Tracer:
     def stop(self, save: bool = True) -> None:
         self.done.append("stop")
         self.at_ns.append(time.monotonic_ns())
-        if self.refuses == "stop":
+        if self.refuses == "stop" or (self.full and os.getpid() != self.pid):
             raise OSError("no space left on device")
         if os.getpid() != self.pid and len([each for each in self.done if each != "stop"]) in self.dies:
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -251,11 +252,20 @@ def test_a_copy_that_always_dies_is_told_of(agent, dangerous):
     session = agent.session()
     agent.ask(1, steps=1)
     step = until(session, 0, lambda: agent.of("profiled"))
-    assert agent.wait_for("profiled") == answer(1, "the process that writes it down ended with -11")
+    assert agent.wait_for("profiled") == answer(1, "the process that writes it down was ended by signal 11")
     dangerous.dies = []
     agent.ask(2, steps=1)
     until(session, step, lambda: len(agent.of("profiled")) == 2)
     assert agent.wait_for("profiled", 2) == answer(2)
+
+
+def test_what_the_copy_can_not_write_is_told_of_and_not_tried_again(agent, dangerous):
+    dangerous.full = True
+    session = agent.session()
+    agent.ask(1, steps=1)
+    until(session, 0, lambda: agent.of("profiled"))
+    assert agent.wait_for("profiled") == answer(1, "OSError: no space left on device")
+    assert dangerous.done == ["/profile/1", "stop"]
 
 
 def test_the_end_of_the_training_waits_for_what_is_being_written(agent, dangerous):
