@@ -34,7 +34,7 @@ KERNELS = 100
 """Variables of 2.1 MB in all: kernels, their momenta, and what is not trained."""
 SMALL_WIDTH, TRACES, SETTLING = 32, 6, 20
 PROBE_PAIRS, PROBE_BLOCK = 60, 200
-READ_EVERY = 4
+READ_EVERY = 2
 """Steps of 50 ms between two readings of the stored times, which are 0.2 s apart."""
 SETTLED_SNAPSHOTS = 5
 """Each of three slabs was written to for the first time, and the cadence has followed what a snapshot costs then."""
@@ -132,7 +132,7 @@ class Probed:
             begun_ns = time.monotonic_ns()
             step()
             if probed and at % READ_EVERY == 0:
-                probe._probe.due_ns = 0
+                probe._probe.wanted = 0
                 assert probe.moments(begun_ns).gradients, "the probe has measured nothing"
         return (time.perf_counter() - begun) / count
 

@@ -12,6 +12,7 @@ wait for each other over it. So what the data took ends with the local batch, an
 from __future__ import annotations
 
 import functools
+import random
 import sys
 import threading
 import time
@@ -34,10 +35,12 @@ _BATCHES = (
 _AVERAGING = ("horovod.tensorflow", "smdistributed.dataparallel.tensorflow")
 """Libraries whose optimizers are given gradients that were averaged already: theirs are timed at the tape."""
 
-_EVERY_NS = 200_000_000
-"""How often the stored times are read: it takes up to 0.2 ms after a step that has filled the caches, and the agent
-shows means over as long.
+_EVERY_NS, _LATEST_NS = 100_000_000, 400_000_000
+"""How often the stored times are read, in the mean and at least: it takes up to 0.2 ms after a step that has filled the
+caches. Some steps are left out therefore, by lot: where data come with every other step, or long and short ones take
+turns, a fixed pace would meet the same kind each time, and a clock the long ones more often.
 """
+_OLDER = 0.9
 
 
 class Moments(NamedTuple):
@@ -69,14 +72,18 @@ class _Stamp:
 
 
 class _Probe:
-    """The stamps, when they may be read again (`due_ns`), and when a function last returned, monotonic.
+    """The stamps, and when a function last returned and the stamps were last read, monotonic.
 
-    `off` once something went wrong: then nothing is measured any more.
+    `passed` counts the steps since that read; with the one that makes it `wanted`, they are read again. `steps` and
+    `steps_ns` are what was seen of late, the older the less. `off` once something went wrong: then nothing is measured
+    any more.
     """
 
     def __init__(self) -> None:
         self.stamps = {name: _Stamp(name) for name in Moments._fields}
-        self.due_ns = self.returned_ns = 0
+        self.returned_ns = self.read_ns = self.passed = self.wanted = 0
+        self.steps = self.steps_ns = 0.0
+        self.lot = random.Random()  # the script's own generators stay as they are
         self.off = False
         self.lock = threading.Lock()
         self.within = threading.local()
@@ -120,16 +127,27 @@ def _moments(start_ns: int) -> Moments:
     gradients = _probe.stamps["gradients"]
     if gradients.handle is None and not start_ns < gradients.eager_ns <= now_ns:
         return Moments()
-    if any(stamp.handle is not None for stamp in _probe.stamps.values()):
-        if now_ns < _probe.due_ns:
-            return Moments()
-        _probe.due_ns = now_ns + _EVERY_NS
+    if any(stamp.handle is not None for stamp in _probe.stamps.values()) and not _is_due(now_ns):
+        return Moments()
     read = {name: _read(stamp) for name, stamp in _probe.stamps.items()}
     ready_ns = read["gradients"]
     if not start_ns < ready_ns <= time.monotonic_ns():
         return Moments()
     within = {name: at_ns if start_ns < at_ns <= ready_ns else 0 for name, at_ns in read.items()}
     return Moments(**within)
+
+
+def _is_due(now_ns: int) -> bool:
+    """Count one more step; whether the stamps of this one are to be read."""
+    _probe.passed += 1
+    passed_ns = now_ns - _probe.read_ns
+    if _probe.passed < _probe.wanted and passed_ns < _LATEST_NS:
+        return False
+    _probe.steps = _OLDER * _probe.steps + _probe.passed
+    _probe.steps_ns = _OLDER * _probe.steps_ns + min(passed_ns, _LATEST_NS)
+    mean = max(1, round(_EVERY_NS * _probe.steps / max(1.0, _probe.steps_ns)))
+    _probe.wanted, _probe.passed, _probe.read_ns = _probe.lot.randint(1, 2 * mean - 1), 0, now_ns
+    return True
 
 
 def returned_ns(start_ns: int) -> int:

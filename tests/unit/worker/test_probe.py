@@ -32,8 +32,36 @@ def test_what_was_noted_outside_of_functions_costs_nothing_to_read_each_time(sta
 
 def test_a_variable_that_was_just_read_is_not_read_again(stamps):
     stamps["gradients"].handle = "no handle: reading it would fail"
-    probe._probe.due_ns = time.monotonic_ns() + 10**12
-    assert probe.moments(1) == Moments()
+    probe._probe.wanted, probe._probe.read_ns = 3, time.monotonic_ns() + 10**12
+    assert [probe.moments(1) for _ in range(2)] == [Moments()] * 2
+    assert not probe._probe.off
+    probe.moments(1)
+    assert probe._probe.off
+
+
+def read_at(lengths_ns, count):
+    """The numbers of the steps that are read, of steps that have these lengths in turn."""
+    now_ns, found = 10**12, []
+    for number in range(count):
+        now_ns += lengths_ns[number % len(lengths_ns)]
+        if probe._is_due(now_ns):
+            found.append(number)
+    return found
+
+
+@pytest.mark.parametrize("lengths_ms", [(50, 50), (75, 25), (10, 90), (97, 97), (1, 1)])
+def test_steps_that_take_turns_are_read_equally_often(stamps, lengths_ms):
+    probe._probe.lot.seed(7)
+    read = read_at([each * 1_000_000 for each in lengths_ms], 40_000)
+    every = max(1, round(200 / sum(lengths_ms)))
+    assert 40_000 / every * 0.9 < len(read) < 40_000 / every * 1.1
+    assert 0.45 < sum(number % 2 for number in read) / len(read) < 0.55
+
+
+def test_a_step_that_takes_long_is_read_whatever_was_drawn(stamps):
+    read_at([1_000_000], 1_000)
+    probe._probe.wanted = 10**6
+    assert probe._is_due(probe._probe.read_ns + 400_000_000)
 
 
 def test_what_is_no_part_of_the_module_is_left_alone():
