@@ -30,7 +30,7 @@ _WINDOW_S = 0.4
 """A little less than between two samples (half a second), of which one may come early: else many a window had two."""
 _WINDOW_S_PER_MEMBER = 0.008
 """No window is shorter: each is a write of every member, and etcd takes some thousand in a second."""
-_LOOK_S = 0.2
+_LOOK_S = 0.05
 """No two looks at all of them are closer than this, nor than a window's time for each member."""
 _STALE_WINDOWS = 3
 PAUSE_COST_S = 10.0
@@ -78,17 +78,16 @@ def judge(turn: Turn) -> None:
         return
     if turn.now < state.judged_at + max(_LOOK_S, _WINDOW_S_PER_MEMBER * len(generation.members)):
         return  # the next status comes soon enough
-    turn.set(judged_at=turn.now)
-    told = [(split, status) for status in statuses_of(turn, generation).values() for split in status.splits]
-    splits = {_name(status.host, split): split for split, status in told}
-    crowd, tracks = Crowd(splits, _STALE_WINDOWS * state.policy.straggler.window), dict(state.tracks)
-    for split, status in told:
-        name = _name(status.host, split)
-        before = tracks.get(name, Track())
-        if split.step > before.step:
-            tracks[name] = _followed(turn, before, split, status, crowd)
-    if tracks != state.tracks:
-        turn.set(tracks=tracks)
+    told = {_name(status.host, split): (split, status)
+            for status in statuses_of(turn, generation).values() for split in status.splits}  # fmt: skip
+    tracks = dict(state.tracks)
+    news = [name for name, (split, _) in told.items() if split.step > tracks.get(name, Track()).step]
+    if not news:
+        return  # to have looked now would put off the look at what comes right away
+    crowd = Crowd({name: split for name, (split, _) in told.items()}, _STALE_WINDOWS * state.policy.straggler.window)
+    for name in news:
+        tracks[name] = _followed(turn, tracks.get(name, Track()), *told[name], crowd)
+    turn.set(judged_at=turn.now, tracks=tracks)
 
 
 def _name(host: str, split: Split) -> str:
