@@ -16,7 +16,7 @@ from types import FunctionType
 from typing import Any
 
 from keepstep_worker import codec, newcomer
-from keepstep_worker.slab import DTYPES, LOCAL, Blobs, SlabView, Tensor, fill, size_bytes
+from keepstep_worker.slab import DTYPES, LOCAL, Blobs, SlabView, Tensor, Write, fill, size_bytes
 
 RANDOM = LOCAL + "keepstep/random"
 """The key of the states of the process's own generators; fingerprints of them are below it."""
@@ -55,7 +55,8 @@ def random_tensors(blobs: Blobs) -> list[Tensor]:
     tensors = [blobs.tensor(RANDOM, codec.dumps(state))]
     for name, each in state.items():
         fingerprint = newcomer.fold(codec.dumps(each), 0, _FINGERPRINT_BYTES)
-        tensors.append(Tensor(f"{RANDOM}/{name}", "U8", (_FINGERPRINT_BYTES,), partial(fill, source=fingerprint)))
+        write = partial(fill, source=fingerprint)
+        tensors.append(Tensor(f"{RANDOM}/{name}", "U8", (_FINGERPRINT_BYTES,), write, partial(_itself, write)))
     return tensors
 
 
@@ -257,7 +258,15 @@ def array_tensor(key: str, value: Any) -> Tensor:
     def write(target: memoryview) -> None:
         fill(target, contiguous.reshape(-1).view("uint8"))
 
-    return Tensor(key, DTYPES[value.dtype.name], tuple(value.shape), write)
+    def hold() -> Write:
+        return partial(fill, source=contiguous.tobytes())
+
+    return Tensor(key, DTYPES[value.dtype.name], tuple(value.shape), write, hold)
+
+
+def _itself(write: Write) -> Write:
+    """What holds bytes that are fixed already."""
+    return write
 
 
 def held(tensor: Tensor) -> Tensor:
@@ -268,4 +277,4 @@ def held(tensor: Tensor) -> Tensor:
     def write(target: memoryview) -> None:
         fill(target, kept)
 
-    return tensor._replace(write=write)
+    return tensor._replace(write=write, hold=partial(_itself, write))

@@ -15,8 +15,9 @@ from keepstep_worker import codec, fit_state, initial_values, newcomer
 from keepstep_worker import variables as state
 from keepstep_worker.dataset import Dataset, Shard
 from keepstep_worker.identity import KEEP_LOCAL
-from keepstep_worker.session import RestoreError, Session, StepTimes
+from keepstep_worker.session import RestoreError, Session
 from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, SlabView, Tensor
+from keepstep_worker.wire import StepTimes
 
 _METRIC = re.compile("[A-Za-z_][A-Za-z0-9_]{0,63}")
 

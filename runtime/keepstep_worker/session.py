@@ -11,18 +11,18 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from keepstep_worker import identity as identities
-from keepstep_worker import probe, rank
+from keepstep_worker import memory, probe, rank
 from keepstep_worker import wire as wires
 from keepstep_worker.channel import Channel, ChannelClosed
 from keepstep_worker.fingerprint import Fingerprints
 from keepstep_worker.identity import Identity
 from keepstep_worker.profiling import Profiler
-from keepstep_worker.slab import SlabError, SlabView, Tensor
+from keepstep_worker.slab import SlabError, SlabView, Tensor, hold
 from keepstep_worker.snapshots import Slabs
-from keepstep_worker.wire import Orders, Progress, StepRecord, Wire
+from keepstep_worker.wire import Orders, Progress, StepRecord, StepTimes, Wire
 
 Provider = Callable[[], Sequence[Tensor]]
 
@@ -32,23 +32,12 @@ _FIRST_GRANT_NS = 1_000_000_000
 _FOLLOWS_NS = 900_000_000_000
 """How long a rank waits for the first one of its host, whose state it is to go on from."""
 _EXIT_ORPHANED = 143
+_NO_TIMES = StepTimes()
+_current: Session | None = None
 
 
 class RestoreError(Exception):
     """The state that the agent wants restored can not be had, or does not fit what the script has built."""
-
-
-class StepTimes(NamedTuple):
-    """When the parts of one step were over: monotonic nanoseconds, 0 where not measured."""
-
-    data_ready_ns: int = 0
-    gradients_ready_ns: int = 0
-    start_ns: int = 0
-    end_ns: int = 0
-
-
-_NO_TIMES = StepTimes()
-_current: Session | None = None
 
 
 class Session:
@@ -57,13 +46,11 @@ class Session:
     def __init__(self, wire: Wire, channel: Channel, identity: Identity) -> None:
         """Say hello: publish the phase and tell the agent this process's id."""
         self.identity = identity
-        self._wire, self._channel = wire, channel
-        self.pid = os.getpid()
+        self._wire, self._channel, self.pid = wire, channel, os.getpid()
         self._phase = wires.PHASE_HELLO
         self._published = self._ring_sequence = 0
         self.entered_step = self.completed_step = self.last_step = 0
-        self.snapshot_ns = self.skipped = 0
-        self.start_ns = 0
+        self.snapshot_ns = self._stall_ns = self.skipped = self.start_ns = 0
         self._sealed_step = -1
         self._provider: Provider | None = None
         self._slabs = Slabs(wire, identity.generation)
@@ -137,14 +124,12 @@ class Session:
         while orders.restore_slab not in self._slabs:
             self._wait()
         slab, step = orders.restore_slab, orders.restore_step
-        seal = next((seal for seal in self._wire.read_seals() if seal.slab == slab), None)
-        if seal is None or seal.step != step:
-            raise RestoreError(f"slab {slab} is sealed for step {seal.step if seal else None}, ordered was step {step}")
-        rank.tell_restored(self._slabs.descriptor(slab), step, seal.size_bytes)
         try:
+            seal = self._slabs.sealed(slab, step)
+            rank.tell_restored(self._slabs.descriptor(slab), step, seal.size_bytes)
             return SlabView.open(self._slabs.descriptor(slab), seal.size_bytes, step)
         except SlabError as error:
-            raise RestoreError(f"slab {slab}, sealed for step {step}: {error}") from error
+            raise RestoreError(f"slab {slab} of step {step}: {error}") from error
 
     def restoration_done(self, step: int, begun_ns: int | None = None, data_ns: int = 0) -> None:
         """Declare that the script's state is that of `step`.
@@ -219,6 +204,8 @@ class Session:
         if orders.hold:
             self._hold(step + 1)
             orders = self._orders()
+        if self._slabs.copying:
+            self._settle()
         every = orders.snapshot_every
         # the last one must be had on all ranks, and of this very moment: what comes behind it changes the position
         is_last = 0 < self.last_step <= step
@@ -266,6 +253,7 @@ class Session:
         orders = self._orders()
         if orders.hold and whole:
             self._hold(self.completed_step + 1)
+        self._settle(wait=True)
         if self._sealed_step != self.completed_step and orders.snapshot_every > 0 and whole:
             self._snapshot(forced=True)
         self._profiler.close()
@@ -296,40 +284,67 @@ class Session:
             if not orders.hold or orders.drain_step >= next_step:
                 return
             if orders.drain_step > 0:
+                self._settle(wait=True)
                 if self._sealed_step != self.completed_step:
                     self._snapshot(forced=True)
                 self.drained()
             self._wait()
 
+    def _settle(self, wait: bool = False) -> None:
+        """Tell of the snapshot that was copied behind the steps, if it is sealed; `wait` until it is."""
+        copied = self._slabs.copied(wait)
+        if copied is not None:
+            self.snapshot_ns = self._stall_ns + copied.used_ns // len(os.sched_getaffinity(0))
+            self._tell_sealed(copied.seal.slab, copied.seal.step)
+
     def _snapshot(self, forced: bool) -> None:
+        """Seal the state of this moment: at once where `forced`, else behind the coming steps where that can be."""
         if self._provider is None:
+            return
+        self._settle(wait=forced)
+        if self._slabs.copying:
+            self._skip()
             return
         begun_ns = time.monotonic_ns()
         tensors = self._provider()
         layout = self._announce(tensors)
         ready_ns = time.monotonic_ns()
+        slab = self._granted(layout, forced)
+        if slab is None:
+            self._skip()
+            return
+        waited_ns = time.monotonic_ns() - ready_ns  # seldom, and no measure of what the next snapshot will cost
+        held = None if forced or not memory.has_room(self._slabs.size_bytes) else hold(tensors)
+        if held is not None:
+            self._slabs.seal_behind(slab, held, self.completed_step)
+        else:
+            self._slabs.seal(slab, tensors, self.completed_step)
+        self._stall_ns = time.monotonic_ns() - begun_ns - waited_ns
+        if held is None:
+            self.snapshot_ns = self._stall_ns
+            self._tell_sealed(slab, self.completed_step)
+
+    def _granted(self, layout: int, patient: bool) -> int | None:
+        """The slab to write to, None where there is none yet; a patient one waits for it."""
         while not self._slabs.answered(layout):
             self._wait()
         self._poll()
         # a layout's first slabs and their first grant come by different ways: either may be first
         patient_until_ns = 0 if self._slabs.used(layout) else time.monotonic_ns() + _FIRST_GRANT_NS
         while True:
-            slab = self._slabs.granted(self._orders().grant, layout)
-            if slab is not None and not forced and not self._slabs.prepared:
-                slab = None
-            if slab is not None or not (forced or time.monotonic_ns() < patient_until_ns):
-                break
+            slab = self._slabs.granted(self._orders().grant, layout, prepared=not patient)
+            if slab is not None or not (patient or time.monotonic_ns() < patient_until_ns):
+                return slab
             self._wait()
-        if slab is None:
-            self.skipped += 1
-            self._publish()
-            return
-        waited_ns = time.monotonic_ns() - ready_ns  # seldom, and no measure of what the next snapshot will cost
-        self._slabs.seal(slab, tensors, self.completed_step)
-        self._sealed_step = self.completed_step
-        self.snapshot_ns = time.monotonic_ns() - begun_ns - waited_ns
+
+    def _skip(self) -> None:
+        self.skipped += 1
         self._publish()
-        self._send({"kind": "sealed", "slab": slab, "step": self.completed_step}, hint=True)
+
+    def _tell_sealed(self, slab: int, step: int) -> None:
+        self._sealed_step = step
+        self._publish()
+        self._send({"kind": "sealed", "slab": slab, "step": step}, hint=True)
 
     def _profile(self, step: int) -> int:
         """Go on with the profile that was asked for; what it takes is no work of this rank's, but waiting."""

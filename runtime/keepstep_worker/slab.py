@@ -46,6 +46,9 @@ class SlabError(Exception):
     """The bytes are no slab, or a tensor can not be stored in one."""
 
 
+Write = Callable[[memoryview], None]
+
+
 class Tensor(NamedTuple):
     """One tensor to save: what it is, and how its bytes get into the slab.
 
@@ -54,12 +57,26 @@ class Tensor(NamedTuple):
         dtype: name in safetensors, a key of ITEM_BYTES.
         shape: dimensions; () for a scalar.
         write: fills the memoryview it is given (bytes, of exactly the tensor's size).
+        hold: returns what writes the bytes of this very moment, whatever becomes of them until then. None, here or as
+            what it returns, where they have to be written now.
     """
 
     key: str
     dtype: str
     shape: tuple[int, ...]
-    write: Callable[[memoryview], None]
+    write: Write
+    hold: Callable[[], Write | None] | None = None
+
+
+def hold(tensors: Iterable[Tensor]) -> list[Tensor] | None:
+    """Return the tensors with the bytes of this moment, to be written by another thread; None where one can not be."""
+    held = []
+    for tensor in tensors:
+        write = None if tensor.hold is None else tensor.hold()
+        if write is None:
+            return None
+        held.append(tensor._replace(write=write))
+    return held
 
 
 Spec = tuple[str, str, tuple[int, ...]]
@@ -156,12 +173,19 @@ class Writer:
         self._whole, self._header = whole, layout.header
         self._has_header = False
 
-    def write(self, tensors: Iterable[Tensor]) -> None:
-        """Copy every tensor to its place, large states by several threads. The slab's seal must have been cleared."""
+    def write(self, tensors: Iterable[Tensor], alone: bool = False) -> None:
+        """Copy every tensor to its place. The slab's seal must have been cleared.
+
+        Args:
+            alone: all in this thread, where else large states are copied by several.
+        """
         if not self._has_header:
             self._whole[: len(self._header)] = self._header
             self._has_header = True
         tensors = list(tensors)
+        if alone:
+            self._write(tensors)
+            return
         in_shares(tensors, [self._targets[tensor.key].nbytes for tensor in tensors], self._write)
 
     def _write(self, tensors: Sequence[Tensor]) -> None:
@@ -338,7 +362,7 @@ def blob(key: str, payload: bytes, capacity_bytes: int) -> Tensor:
     def write(target: memoryview) -> None:
         target[:] = body
 
-    return Tensor(key, "U8", (capacity_bytes,), write)
+    return Tensor(key, "U8", (capacity_bytes,), write, lambda: write)
 
 
 def read_blob(raw: Any, key: str = "") -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -9,8 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keepstep_worker import wire as wires
-from keepstep_worker.slab import Layout, Spec, Tensor, Writer
+from keepstep_worker.slab import Layout, SlabError, Spec, Tensor, Writer
 from keepstep_worker.wire import Seal, Wire
+
+_NICE = 10
 
 
 class Slabs:
@@ -28,6 +31,7 @@ class Slabs:
         self._used: set[int] = set()
         self._writers: dict[int, Writer] = {}
         self._preparation: _Preparation | None = None
+        self._copy: _Copy | None = None
         self._newest_sealed = wires.NO_SLAB
         self._sequence = max((seal.sequence for seal in wire.read_seals()), default=0)
         self.layout_number = 0
@@ -73,6 +77,11 @@ class Slabs:
         return self._layout
 
     @property
+    def size_bytes(self) -> int:
+        """Of the newest layout, 0 before the first."""
+        return self._layout.size_bytes if self._layout is not None else 0
+
+    @property
     def awaited(self) -> bool:
         """Whether the current layout's slabs have not come yet."""
         return self._layout is not None and self.layout_number not in self._answers
@@ -87,31 +96,70 @@ class Slabs:
         self._used.add(layout)
         return before
 
-    @property
-    def prepared(self) -> bool:
-        """Whether a copy into a slab meets no page fault: until then a snapshot would take several times as long."""
-        return self._preparation is None or not self._preparation.is_alive()
+    def granted(self, grant: int, layout: int, prepared: bool) -> int | None:
+        """Return the slab to write to, None where the grant is used up or is none of this layout's.
 
-    def granted(self, grant: int, layout: int) -> int | None:
-        """Return the slab to write to, None where the grant is used up or is none of this layout's."""
+        Args:
+            prepared: only where the copy meets no page fault: until then a snapshot would take several times as long.
+        """
         if grant == self._newest_sealed or grant not in self._answers.get(layout, ()):
             return None
-        return grant
+        return None if prepared and self._preparation is not None and self._preparation.is_alive() else grant
+
+    def sealed(self, slab: int, step: int) -> Seal:
+        """Return the seal of a slab.
+
+        Raises:
+            SlabError: there is none, or it is of another step.
+        """
+        seal = next((seal for seal in self._wire.read_seals() if seal.slab == slab), None)
+        if seal is None or seal.step != step:
+            raise SlabError(f"it is sealed for step {seal.step if seal else None}, ordered was step {step}")
+        return seal
 
     def seal(self, slab: int, tensors: Sequence[Tensor], step: int) -> None:
         """Write the tensors into the slab and declare it sealed for `step`."""
+        assert self._copy is None, "one after the other"
+        self._begin(slab, step).perform(tensors)
+        self._newest_sealed = slab
+
+    @property
+    def copying(self) -> bool:
+        """Whether `seal_behind` was called, and `copied` has not yet said what came of it."""
+        return self._copy is not None
+
+    def seal_behind(self, slab: int, tensors: Sequence[Tensor], step: int) -> None:
+        """Do the same in another thread; the tensors must be held (`slab.hold`)."""
+        assert self._copy is None, "one after the other"
+        self._copy = _Copy(self._begin(slab, step), tensors)
+        self._copy.start()
+
+    def copied(self, wait: bool) -> _Sealing | None:
+        """Return what `seal_behind` has sealed meanwhile; None while it copies, unless that is waited for.
+
+        Raises:
+            Exception: whatever kept it from being written.
+        """
+        copy = self._copy
+        if copy is None or (not wait and copy.is_alive()):
+            return None
+        copy.join()
+        self._copy = None
+        if copy.error is not None:
+            raise copy.error
+        self._newest_sealed = copy.sealing.seal.slab
+        return copy.sealing
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, slab: int, step: int) -> _Sealing:
         layout = self._layout
         assert layout is not None, "a layout comes before its slabs"
         writer = self._writer(slab, layout)
         self._wire.clear_seal(slab)
-        writer.write(tensors)
         self._sequence += 1
-        self._newest_sealed = slab
-        self._wire.write_seal(Seal(
-            slab, step, self._sequence, layout.size_bytes, layout.number, self._generation, time.monotonic_ns(),
-        ))  # fmt: skip
-
-    # --- inside ------------------------------------------------------------------------------------------------------
+        seal = Seal(slab, step, self._sequence, layout.size_bytes, layout.number, self._generation, 0)
+        return _Sealing(self._wire, writer, seal)
 
     def _writer(self, slab: int, layout: Layout) -> Writer:
         writer = self._writers.get(slab)
@@ -125,12 +173,50 @@ class Slabs:
         self._preparation.start()
 
     def _unmap(self) -> None:
+        if self._copy is not None:
+            self._copy.join()
         if self._preparation is not None:
             self._preparation.end()
             self._preparation = None
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
+
+
+class _Sealing:
+    """A slab that is being written.
+
+    Attributes:
+        seal: what is declared once it is.
+        used_ns: processor time that a thread of its own took to write it.
+    """
+
+    def __init__(self, wire: Wire, writer: Writer, seal: Seal) -> None:
+        self._wire, self._writer = wire, writer
+        self.seal, self.used_ns = seal, 0
+
+    def perform(self, tensors: Sequence[Tensor], alone: bool = False) -> None:
+        self._writer.write(tensors, alone)
+        self._wire.write_seal(self.seal._replace(sealed_ns=time.monotonic_ns()))
+
+
+class _Copy(threading.Thread):
+    """Writes a slab while the training goes on, where that leaves a processor for it."""
+
+    def __init__(self, sealing: _Sealing, tensors: Sequence[Tensor]) -> None:
+        super().__init__(name="keepstep-snapshot", daemon=True)
+        self.sealing, self._tensors = sealing, tensors
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        tensors, self._tensors = self._tensors, ()
+        try:
+            self.sealing.perform(tensors, alone=True)
+        except Exception as error:  # it is raised where the snapshot was asked for
+            self.error = error
+        self.sealing.used_ns = time.thread_time_ns()
 
 
 class _Preparation(threading.Thread):

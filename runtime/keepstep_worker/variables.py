@@ -15,7 +15,7 @@ from typing import Any
 
 from keepstep_worker.session import RestoreError
 from keepstep_worker.shares import in_shares
-from keepstep_worker.slab import DTYPES, LOCAL, REPLICATED, Place, SlabView, Tensor, fill
+from keepstep_worker.slab import DTYPES, LOCAL, REPLICATED, Place, SlabView, Tensor, Write, fill
 
 Named = tuple[str, Any]
 """A key, class included, and the variable that it stands for."""
@@ -134,7 +134,15 @@ def tensors_of(named: Iterable[Named]) -> list[Tensor]:
         components = local_components(variable)
         for index, component in enumerate(components[:1] if key.startswith(REPLICATED) else components):
             name = key if index == 0 else f"{key}@{index}"
-            tensors.append(Tensor(name, *_describe(component), functools.partial(_write, component)))
+            write, hold = functools.partial(_write, component), functools.partial(_hold, component)
+            tensors.append(
+                Tensor(
+                    name,
+                    *_describe(component),
+                    write,
+                    hold if _on_the_cpu(component) and _in_this_process(component) else None,
+                )
+            )
     return tensors
 
 
@@ -206,19 +214,73 @@ def _describe(component: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def _write(component: Any, target: memoryview) -> None:
-    import numpy
+    _copy(target, _bytes_of(component))
+
+
+def _bytes_of(component: Any) -> memoryview:
+    """The bytes of a variable's present value, which last as long as they are held."""
     import tensorflow as tf
 
     # What read_value() does, without its name scope and identity: a sixth of the time, and no copy on the CPU.
     value = tf.raw_ops.ReadVariableOp(resource=component.handle, dtype=component.dtype)
     try:
-        source = memoryview(value).cast("B")
+        return memoryview(value).cast("B")
     except (TypeError, ValueError, BufferError):  # a type that the buffer protocol has no code for
-        source = memoryview(value.numpy().reshape(-1).view("uint8"))
+        return memoryview(value.numpy().reshape(-1).view("uint8"))
+
+
+def _copy(target: memoryview, source: memoryview) -> None:
+    import numpy
+
     if target.nbytes < _LARGE_BYTES:
         fill(target, source)
     else:  # NumPy lets other threads run while it copies
         numpy.copyto(numpy.frombuffer(target, "uint8"), numpy.frombuffer(source, "uint8"))
+
+
+# --- while the training goes on ---
+
+
+def _hold(component: Any) -> Write | None:
+    """What writes the present value later: TensorFlow changes a variable in memory that nobody else reads.
+
+    Not on another device, of whose memory the value would take as much again.
+    """
+    if not _are_left_alone():
+        return None
+    source = _bytes_of(component)
+    return functools.partial(fill, source=bytes(source)) if source.nbytes < _LARGE_BYTES else _Held(source).write
+
+
+class _Held:
+    """The bytes of a variable at a moment, until they are written: then TensorFlow has their memory back."""
+
+    def __init__(self, source: memoryview) -> None:
+        self._source: memoryview | None = source
+
+    def write(self, target: memoryview) -> None:
+        source, self._source = self._source, None
+        assert source is not None, "written once"
+        _copy(target, source)
+
+
+@functools.cache
+def _are_left_alone() -> bool:
+    """Whether a value that was read stays as it is when its variable changes; in all versions looked at, it does."""
+    import tensorflow as tf
+
+    try:
+        with tf.init_scope(), tf.device("CPU:0"):
+            shape = (_LARGE_BYTES,)
+            handle = tf.raw_ops.VarHandleOp(dtype="uint8", shape=shape, shared_name="keepstep/held", container="")
+            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros(shape, "uint8"))
+            before = memoryview(tf.raw_ops.ReadVariableOp(resource=handle, dtype="uint8"))
+            tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.ones(shape, "uint8"))
+            after = tf.raw_ops.ReadVariableOp(resource=handle, dtype="uint8")
+            tf.raw_ops.DestroyResourceOp(resource=handle)
+        return not any(before) and int(after[0]) == 1
+    except Exception:  # whatever they raise: then it is done the other way
+        return False
 
 
 def _assign_all(view: SlabView, wanted: Sequence[tuple[Any, str]]) -> None:
@@ -258,7 +320,16 @@ def _value(component: Any, view: SlabView, key: str, empty: list[tuple[Any, memo
 def _may_be_filled(component: Any, place: Place) -> bool:
     """Whether a tensor's memory can be written to from outside: one of a type that both know, on the CPU."""
     known = place.dtype in _FILLED_TYPES and DTYPES.get(component.dtype.name) == place.dtype
-    return known and str(component.device).endswith("CPU:0")
+    return known and _on_the_cpu(component)
+
+
+def _on_the_cpu(component: Any) -> bool:
+    return str(component.device).endswith("CPU:0")
+
+
+def _in_this_process(component: Any) -> bool:
+    """Whether a value need not be fetched from a parameter server: several threads do that faster than one."""
+    return "/job:ps/" not in str(component.device)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -96,6 +96,15 @@ class Orders(NamedTuple):
     fingerprint: int = 0
 
 
+class StepTimes(NamedTuple):
+    """When the parts of one step were over: monotonic nanoseconds, 0 where not measured."""
+
+    data_ready_ns: int = 0
+    gradients_ready_ns: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+
+
 class Progress(NamedTuple):
     """Where the worker stands.
 
@@ -103,7 +112,8 @@ class Progress(NamedTuple):
         entered_step: published before a step is executed, and before `hold` is read.
         completed_step: the newest step whose update was applied, the restored one at first.
         last_step: the last step this training will execute, 0 where unknown.
-        snapshot_ns: how long the newest snapshot kept the step path waiting.
+        snapshot_ns: how long the newest snapshot kept the step path waiting, and by how much what was copied beside the
+            steps is reckoned to have slowed them.
         skipped: snapshots that were due and found no slab granted.
     """
 

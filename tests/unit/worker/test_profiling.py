@@ -13,7 +13,7 @@ import types
 
 import pytest
 
-from keepstep_worker.session import StepTimes
+from keepstep_worker.wire import StepTimes
 from tests.support.fake_agent import FakeAgent
 
 

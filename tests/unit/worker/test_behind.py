@@ -1,0 +1,181 @@
+"""Snapshots that are copied while the training goes on: of the moment they were due, sealed when they are whole."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from keepstep_worker import memory
+from keepstep_worker.session import Session
+from keepstep_worker.slab import SlabError, Tensor, fill, parse
+from tests.support.fake_agent import FakeAgent, eventually
+
+KEY = "replicated/w"
+
+
+class Held:
+    """A number for each step done, that is held; what writes it can be made to wait, or to fail."""
+
+    def __init__(self, session: Session, can_be_held: bool = True) -> None:
+        self.value, self.can_be_held = 0, can_be_held
+        self.wrong: Exception | None = None
+        self.threads: list[str] = []
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.session = session
+        session.set_provider(self.tensors)
+
+    def tensors(self) -> list[Tensor]:
+        return [Tensor(KEY, "I64", (), lambda target: self.write(target, self.value), self.hold)]
+
+    def hold(self):
+        kept = self.value
+        return (lambda target: self.write(target, kept)) if self.can_be_held else None
+
+    def write(self, target: memoryview, value: int) -> None:
+        self.threads.append(threading.current_thread().name)
+        assert self.goes_on.wait(20)
+        if self.wrong is not None:
+            raise self.wrong
+        fill(target, value.to_bytes(8, "little"))
+
+    def train(self, *steps: int) -> None:
+        for step in steps:
+            self.session.enter_step(step)
+            self.value = step
+            self.session.complete_step(step)
+
+
+@pytest.fixture
+def agent(monkeypatch):
+    made = FakeAgent()
+    monkeypatch.setattr(memory, "has_room", lambda size_bytes: True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def held(agent):
+    """A training that takes a snapshot every other step, and has its slabs already."""
+    made = Held(agent.session(snapshot_every=2))
+    made.session.announce()
+    agent.wait_for("layout")
+    eventually(lambda: not made.session._slabs.awaited or made.session._poll())
+    eventually(lambda: made.session._slabs.granted(0, made.session._slabs.layout_number, prepared=True) is not None)
+    return made
+
+
+def sealed(agent: FakeAgent, step: int) -> int:
+    """The number in the slab that is sealed for a step."""
+    seal = next(seal for seal in agent.wire.read_seals() if seal.step == step)
+    file = agent.file(seal.slab)
+    place = parse(file, len(file))[0][KEY]
+    return int.from_bytes(file[place.begin : place.end], "little")
+
+
+def test_what_is_written_is_the_state_of_the_step_and_not_of_a_later_one(agent, held):
+    held.goes_on.clear()
+    held.train(1, 2, 3)
+    assert held.session.completed_step == 3
+    assert not agent.wire.read_seals(), "nothing is sealed before it is whole"
+    assert not agent.of("sealed")
+    held.goes_on.set()
+    eventually(agent.wire.read_seals)  # the agent sees it on the wire, whatever the training is about
+    eventually(lambda: not held.session._slabs._copy.is_alive())
+    held.train(4)
+    assert agent.wait_for("sealed")["step"] == 2
+    assert sealed(agent, 2) == 2
+    assert held.threads[0] == "keepstep-snapshot"
+
+
+def test_no_second_one_is_begun_while_one_is_copied(agent, held):
+    held.goes_on.clear()
+    held.train(1, 2, 3, 4, 5, 6)
+    assert held.session.skipped == 2
+    held.goes_on.set()
+    eventually(lambda: not held.session._slabs._copy.is_alive())
+    held.train(7)
+    agent.wait_for("sealed")
+    agent.settle()
+    held.train(8)
+    eventually(lambda: any(seal.step == 8 for seal in agent.wire.read_seals()))
+    assert [sealed(agent, 2), sealed(agent, 8)] == [2, 8]
+    assert held.session.skipped == 2
+
+
+def test_the_end_of_the_training_waits_for_it_and_seals_the_last_step(agent, held):
+    held.goes_on.clear()
+    held.train(1, 2, 3)
+    timer = threading.Thread(target=lambda: (agent.order(snapshot_every=2), held.goes_on.set()))
+    timer.start()
+    held.session.finish()
+    timer.join()
+    assert agent.wait_for("sealed", 2)["step"] == 3
+    assert [sealed(agent, 2), sealed(agent, 3)] == [2, 3]
+
+
+def test_a_snapshot_that_is_asked_for_waits_for_it_and_is_written_at_once(agent, held):
+    held.train(1, 2, 3)
+    held.session.snapshot()
+    assert agent.wait_for("sealed", 2)["step"] == 3
+    assert sealed(agent, 3) == 3
+    assert held.threads[-1] == threading.current_thread().name
+
+
+def test_a_drain_waits_for_it_and_has_nothing_more_to_write(agent, held, monkeypatch):
+    class Ended(Exception):
+        pass
+
+    def end(timeout_s: float | None = 0.0) -> None:
+        if timeout_s is None:
+            raise Ended
+
+    monkeypatch.setattr(held.session, "_wait", end)
+    held.goes_on.clear()
+    held.train(1)
+    agent.order(hold=1, drain_step=2)
+    held.session.enter_step(2)
+    held.value = 2
+    agent.order(hold=0, drain_step=0)
+    held.session.complete_step(2)
+    agent.order(hold=1, drain_step=2)
+    held.goes_on.set()
+    with pytest.raises(Ended):
+        held.session.enter_step(3)
+    assert agent.wait_for("drained") == {"kind": "drained", "step": 2, "sealed": True}
+    assert sealed(agent, 2) == 2
+    assert held.threads == ["keepstep-snapshot"]
+
+
+def test_what_can_not_be_written_is_raised_where_the_training_is(agent, held):
+    held.wrong = SlabError("a tensor of another size")
+    held.train(1, 2)
+    eventually(lambda: not held.session._slabs._copy.is_alive())
+    with pytest.raises(SlabError, match="of another size"):
+        held.train(3)
+    assert not agent.wire.read_seals()
+    held.wrong = None
+    held.train(4)  # its slab is still to be had
+    eventually(agent.wire.read_seals)
+    assert sealed(agent, 4) == 4
+
+
+@pytest.mark.parametrize("why", ["one can not be held", "no room"])
+def test_what_can_not_be_held_is_written_at_once(agent, held, monkeypatch, why):
+    held.can_be_held = why != "one can not be held"
+    monkeypatch.setattr(memory, "has_room", lambda size_bytes: why != "no room")
+    held.train(1, 2)
+    assert sealed(agent, 2) == 2
+    assert held.threads == [threading.current_thread().name]
+
+
+def test_how_much_it_took_beside_the_steps_is_told(agent, held):
+    held.train(1, 2)
+    eventually(lambda: not held.session._slabs._copy.is_alive())
+    used_ns, stall_ns = held.session._slabs._copy.sealing.used_ns, held.session._stall_ns
+    assert agent.wire.read_progress().snapshot_ns == 0, "what it takes is not known before"
+    held.train(3)
+    assert used_ns > 0
+    assert agent.wire.read_progress().snapshot_ns == stall_ns + used_ns // len(os.sched_getaffinity(0))
