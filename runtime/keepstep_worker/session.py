@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from keepstep_worker import identity as identities
-from keepstep_worker import memory, probe, rank
+from keepstep_worker import probe, rank
 from keepstep_worker import wire as wires
 from keepstep_worker.channel import Channel, ChannelClosed
 from keepstep_worker.fingerprint import Fingerprints
@@ -314,7 +314,7 @@ class Session:
             self._skip()
             return
         waited_ns = time.monotonic_ns() - ready_ns  # seldom, and no measure of what the next snapshot will cost
-        held = None if forced or not memory.has_room(self._slabs.size_bytes) else hold(tensors)
+        held = hold(tensors) if not forced and self._slabs.may_copy_behind(begun_ns - self.start_ns) else None
         if held is not None:
             self._slabs.seal_behind(slab, held, self.completed_step)
         else:

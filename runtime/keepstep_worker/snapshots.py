@@ -9,11 +9,16 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from keepstep_worker import memory
 from keepstep_worker import wire as wires
 from keepstep_worker.slab import Layout, SlabError, Spec, Tensor, Writer
 from keepstep_worker.wire import Seal, Wire
 
 _NICE = 10
+_STEPS = 2
+"""A copy behind the steps may last so many of them. What a step changes before it is copied, TensorFlow copies, too."""
+_ALONE = 2
+"""So many times as long one thread takes, about, as several."""
 
 
 class Slabs:
@@ -33,6 +38,7 @@ class Slabs:
         self._preparation: _Preparation | None = None
         self._copy: _Copy | None = None
         self._newest_sealed = wires.NO_SLAB
+        self._copy_ns = 0
         self._sequence = max((seal.sequence for seal in wire.read_seals()), default=0)
         self.layout_number = 0
 
@@ -77,11 +83,6 @@ class Slabs:
         return self._layout
 
     @property
-    def size_bytes(self) -> int:
-        """Of the newest layout, 0 before the first."""
-        return self._layout.size_bytes if self._layout is not None else 0
-
-    @property
     def awaited(self) -> bool:
         """Whether the current layout's slabs have not come yet."""
         return self._layout is not None and self.layout_number not in self._answers
@@ -120,13 +121,19 @@ class Slabs:
     def seal(self, slab: int, tensors: Sequence[Tensor], step: int) -> None:
         """Write the tensors into the slab and declare it sealed for `step`."""
         assert self._copy is None, "one after the other"
-        self._begin(slab, step).perform(tensors)
-        self._newest_sealed = slab
+        sealing = self._begin(slab, step)
+        sealing.perform(tensors)
+        self._newest_sealed, self._copy_ns = slab, _ALONE * sealing.took_ns
 
     @property
     def copying(self) -> bool:
         """Whether `seal_behind` was called, and `copied` has not yet said what came of it."""
         return self._copy is not None
+
+    def may_copy_behind(self, step_ns: int) -> bool:
+        """Whether `seal_behind` is worth while where steps take so long, and there is memory for what they change."""
+        assert self._layout is not None, "a layout comes before its slabs"
+        return self._copy_ns <= _STEPS * step_ns and memory.has_room(self._layout.size_bytes)
 
     def seal_behind(self, slab: int, tensors: Sequence[Tensor], step: int) -> None:
         """Do the same in another thread; the tensors must be held (`slab.hold`)."""
@@ -147,7 +154,7 @@ class Slabs:
         self._copy = None
         if copy.error is not None:
             raise copy.error
-        self._newest_sealed = copy.sealing.seal.slab
+        self._newest_sealed, self._copy_ns = copy.sealing.seal.slab, copy.sealing.took_ns
         return copy.sealing
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -188,16 +195,20 @@ class _Sealing:
 
     Attributes:
         seal: what is declared once it is.
-        used_ns: processor time that a thread of its own took to write it.
+        took_ns: how long that took.
+        used_ns: processor time that a thread of its own took for it.
     """
 
     def __init__(self, wire: Wire, writer: Writer, seal: Seal) -> None:
         self._wire, self._writer = wire, writer
-        self.seal, self.used_ns = seal, 0
+        self.seal, self.took_ns, self.used_ns = seal, 0, 0
 
     def perform(self, tensors: Sequence[Tensor], alone: bool = False) -> None:
+        begun_ns = time.monotonic_ns()
         self._writer.write(tensors, alone)
-        self._wire.write_seal(self.seal._replace(sealed_ns=time.monotonic_ns()))
+        sealed_ns = time.monotonic_ns()
+        self.took_ns = sealed_ns - begun_ns
+        self._wire.write_seal(self.seal._replace(sealed_ns=sealed_ns))
 
 
 class _Copy(threading.Thread):
