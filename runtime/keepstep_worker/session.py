@@ -204,8 +204,7 @@ class Session:
         if orders.hold:
             self._hold(step + 1)
             orders = self._orders()
-        if self._slabs.copying:
-            self._settle()
+        self._settle()
         every = orders.snapshot_every
         # the last one must be had on all ranks, and of this very moment: what comes behind it changes the position
         is_last = 0 < self.last_step <= step
@@ -314,7 +313,8 @@ class Session:
             self._skip()
             return
         waited_ns = time.monotonic_ns() - ready_ns  # seldom, and no measure of what the next snapshot will cost
-        held = hold(tensors) if not forced and self._slabs.may_copy_behind(begun_ns - self.start_ns) else None
+        step_ns, every = begun_ns - self.start_ns, self._orders().snapshot_every
+        held = hold(tensors) if not forced and self._slabs.may_copy_behind(step_ns, every) else None
         if held is not None:
             self._slabs.seal_behind(slab, held, self.completed_step)
         else:

@@ -130,10 +130,14 @@ class Slabs:
         """Whether `seal_behind` was called, and `copied` has not yet said what came of it."""
         return self._copy is not None
 
-    def may_copy_behind(self, step_ns: int) -> bool:
-        """Whether `seal_behind` is worth while where steps take so long, and there is memory for what they change."""
+    def may_copy_behind(self, step_ns: int, every: int) -> bool:
+        """Whether `seal_behind` is worth while where steps take so long, and there is memory for what they change.
+
+        Not where it might still last when the next snapshot, `every` steps on, is due.
+        """
         assert self._layout is not None, "a layout comes before its slabs"
-        return self._copy_ns <= _STEPS * step_ns and memory.has_room(self._layout.size_bytes)
+        is_short = every > _STEPS and self._copy_ns <= _STEPS * step_ns
+        return is_short and memory.has_room(self._layout.size_bytes)
 
     def seal_behind(self, slab: int, tensors: Sequence[Tensor], step: int) -> None:
         """Do the same in another thread; the tensors must be held (`slab.hold`)."""

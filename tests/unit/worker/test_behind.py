@@ -58,8 +58,8 @@ def agent(monkeypatch):
 
 @pytest.fixture
 def held(agent):
-    """A training that takes a snapshot every other step, and has its slabs already."""
-    made = Held(agent.session(snapshot_every=2))
+    """A training that takes a snapshot every third step, and has its slabs already."""
+    made = Held(agent.session(snapshot_every=3))
     made.session.announce()
     agent.wait_for("layout")
     eventually(lambda: not made.session._slabs.awaited or made.session._poll())
@@ -77,50 +77,50 @@ def sealed(agent: FakeAgent, step: int) -> int:
 
 def test_what_is_written_is_the_state_of_the_step_and_not_of_a_later_one(agent, held):
     held.goes_on.clear()
-    held.train(1, 2, 3)
-    assert held.session.completed_step == 3
+    held.train(1, 2, 3, 4)
+    assert held.session.completed_step == 4
     assert not agent.wire.read_seals(), "nothing is sealed before it is whole"
     assert not agent.of("sealed")
     held.goes_on.set()
     eventually(agent.wire.read_seals)  # the agent sees it on the wire, whatever the training is about
     eventually(lambda: not held.session._slabs._copy.is_alive())
-    held.train(4)
-    assert agent.wait_for("sealed")["step"] == 2
-    assert sealed(agent, 2) == 2
+    held.train(5)
+    assert agent.wait_for("sealed")["step"] == 3
+    assert sealed(agent, 3) == 3
     assert held.threads[0] == "keepstep-snapshot"
 
 
 def test_no_second_one_is_begun_while_one_is_copied(agent, held):
     held.goes_on.clear()
-    held.train(1, 2, 3, 4, 5, 6)
+    held.train(1, 2, 3, 4, 5, 6, 7, 8, 9)
     assert held.session.skipped == 2
     held.goes_on.set()
     eventually(lambda: not held.session._slabs._copy.is_alive())
-    held.train(7)
+    held.train(10)
     agent.wait_for("sealed")
     agent.settle()
-    held.train(8)
-    eventually(lambda: any(seal.step == 8 for seal in agent.wire.read_seals()))
-    assert [sealed(agent, 2), sealed(agent, 8)] == [2, 8]
+    held.train(11, 12)
+    eventually(lambda: any(seal.step == 12 for seal in agent.wire.read_seals()))
+    assert [sealed(agent, 3), sealed(agent, 12)] == [3, 12]
     assert held.session.skipped == 2
 
 
 def test_the_end_of_the_training_waits_for_it_and_seals_the_last_step(agent, held):
     held.goes_on.clear()
-    held.train(1, 2, 3)
-    timer = threading.Thread(target=lambda: (agent.order(snapshot_every=2), held.goes_on.set()))
+    held.train(1, 2, 3, 4)
+    timer = threading.Thread(target=lambda: (agent.order(snapshot_every=3), held.goes_on.set()))
     timer.start()
     held.session.finish()
     timer.join()
-    assert agent.wait_for("sealed", 2)["step"] == 3
-    assert [sealed(agent, 2), sealed(agent, 3)] == [2, 3]
+    assert agent.wait_for("sealed", 2)["step"] == 4
+    assert [sealed(agent, 3), sealed(agent, 4)] == [3, 4]
 
 
 def test_a_snapshot_that_is_asked_for_waits_for_it_and_is_written_at_once(agent, held):
-    held.train(1, 2, 3)
+    held.train(1, 2, 3, 4)
     held.session.snapshot()
-    assert agent.wait_for("sealed", 2)["step"] == 3
-    assert sealed(agent, 3) == 3
+    assert agent.wait_for("sealed", 2)["step"] == 4
+    assert sealed(agent, 4) == 4
     assert held.threads[-1] == threading.current_thread().name
 
 
@@ -134,51 +134,53 @@ def test_a_drain_waits_for_it_and_has_nothing_more_to_write(agent, held, monkeyp
 
     monkeypatch.setattr(held.session, "_wait", end)
     held.goes_on.clear()
-    held.train(1)
-    agent.order(hold=1, drain_step=2)
-    held.session.enter_step(2)
-    held.value = 2
+    held.train(1, 2)
+    agent.order(hold=1, drain_step=3)
+    held.session.enter_step(3)
+    held.value = 3
     agent.order(hold=0, drain_step=0)
-    held.session.complete_step(2)
-    agent.order(hold=1, drain_step=2)
+    held.session.complete_step(3)
+    agent.order(hold=1, drain_step=3)
     held.goes_on.set()
     with pytest.raises(Ended):
-        held.session.enter_step(3)
-    assert agent.wait_for("drained") == {"kind": "drained", "step": 2, "sealed": True}
-    assert sealed(agent, 2) == 2
+        held.session.enter_step(4)
+    assert agent.wait_for("drained") == {"kind": "drained", "step": 3, "sealed": True}
+    assert sealed(agent, 3) == 3
     assert held.threads == ["keepstep-snapshot"]
 
 
 def test_what_can_not_be_written_is_raised_where_the_training_is(agent, held):
     held.wrong = SlabError("a tensor of another size")
-    held.train(1, 2)
+    held.train(1, 2, 3)
     eventually(lambda: not held.session._slabs._copy.is_alive())
     with pytest.raises(SlabError, match="of another size"):
-        held.train(3)
+        held.train(4)
     assert not agent.wire.read_seals()
     held.wrong = None
-    held.train(4)  # its slab is still to be had
+    held.train(5, 6)  # its slab is still to be had
     eventually(agent.wire.read_seals)
-    assert sealed(agent, 4) == 4
+    assert sealed(agent, 6) == 6
 
 
-@pytest.mark.parametrize("why", ["one can not be held", "no room", "steps are short"])
+@pytest.mark.parametrize("why", ["one can not be held", "no room", "steps are short", "the next is due soon"])
 def test_what_can_not_be_held_is_written_at_once(agent, held, monkeypatch, why):
     held.can_be_held = why != "one can not be held"
     if why == "steps are short":
         held.session._slabs._copy_ns = 10**12
+    if why == "the next is due soon":
+        agent.order(snapshot_every=1)
     monkeypatch.setattr(memory, "has_room", lambda size_bytes: why != "no room")
-    held.train(1, 2)
-    assert sealed(agent, 2) == 2
+    held.train(1, 2, 3) if why != "the next is due soon" else held.train(3)
+    assert sealed(agent, 3) == 3
     assert held.threads == [threading.current_thread().name]
     assert held.session._slabs._copy_ns < 10**12, "how long it took is what the next one goes by"
 
 
 def test_how_much_it_took_beside_the_steps_is_told(agent, held):
-    held.train(1, 2)
+    held.train(1, 2, 3)
     eventually(lambda: not held.session._slabs._copy.is_alive())
     used_ns, stall_ns = held.session._slabs._copy.sealing.used_ns, held.session._stall_ns
     assert agent.wire.read_progress().snapshot_ns == 0, "what it takes is not known before"
-    held.train(3)
+    held.train(4)
     assert used_ns > 0
     assert agent.wire.read_progress().snapshot_ns == stall_ns + used_ns // len(os.sched_getaffinity(0))
