@@ -17,6 +17,8 @@ from keepstep_worker.wire import Seal, Wire
 _NICE = 10
 _STEPS = 2
 """A copy behind the steps may last so many of them. What a step changes before it is copied, TensorFlow copies, too."""
+_BEHIND_BYTES_MIN = 8 << 20
+"""What is smaller is copied in a millisecond or two: nothing is gained by a thread."""
 _ALONE = 2
 """So many times as long one thread takes, about, as several."""
 
@@ -136,8 +138,8 @@ class Slabs:
         Not where it might still last when the next snapshot, `every` steps on, is due.
         """
         assert self._layout is not None, "a layout comes before its slabs"
-        is_short = every > _STEPS and self._copy_ns <= _STEPS * step_ns
-        return is_short and memory.has_room(self._layout.size_bytes)
+        size_bytes, is_short = self._layout.size_bytes, every > _STEPS and self._copy_ns <= _STEPS * step_ns
+        return is_short and size_bytes >= _BEHIND_BYTES_MIN and memory.has_room(size_bytes)
 
     def seal_behind(self, slab: int, tensors: Sequence[Tensor], step: int) -> None:
         """Do the same in another thread; the tensors must be held (`slab.hold`)."""

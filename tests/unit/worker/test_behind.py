@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from keepstep_worker import memory
+from keepstep_worker import memory, snapshots
 from keepstep_worker.session import Session
 from keepstep_worker.slab import SlabError, Tensor, fill, parse
 from tests.support.fake_agent import FakeAgent, eventually
@@ -52,6 +52,7 @@ class Held:
 def agent(monkeypatch):
     made = FakeAgent()
     monkeypatch.setattr(memory, "has_room", lambda size_bytes: True)
+    monkeypatch.setattr(snapshots, "_BEHIND_BYTES_MIN", 0)
     yield made
     made.close()
 
@@ -162,11 +163,15 @@ def test_what_can_not_be_written_is_raised_where_the_training_is(agent, held):
     assert sealed(agent, 6) == 6
 
 
-@pytest.mark.parametrize("why", ["one can not be held", "no room", "steps are short", "the next is due soon"])
+@pytest.mark.parametrize(
+    "why", ["one can not be held", "no room", "steps are short", "the next is due soon", "it is small"]
+)
 def test_what_can_not_be_held_is_written_at_once(agent, held, monkeypatch, why):
     held.can_be_held = why != "one can not be held"
     if why == "steps are short":
         held.session._slabs._copy_ns = 10**12
+    if why == "it is small":
+        monkeypatch.setattr(snapshots, "_BEHIND_BYTES_MIN", 9000)
     if why == "the next is due soon":
         agent.order(snapshot_every=1)
     monkeypatch.setattr(memory, "has_room", lambda size_bytes: why != "no room")
