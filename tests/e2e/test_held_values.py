@@ -1,6 +1,6 @@
-"""What TensorFlow does with the memory of values that are held while their variables change: it leaves it alone.
+"""Snapshots that are copied while the training goes on, and what they rest on.
 
-The whole of snapshots that are copied behind the steps rests on this.
+TensorFlow leaves the memory of values that are held alone while their variables change.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.support.local_run import PYTHON, ROOT
+from tests.support.local_run import PYTHON, ROOT, LocalRun, differences
 
 pytestmark = pytest.mark.e2e
 
@@ -26,3 +27,19 @@ def test_a_value_that_is_held_stays_as_it_was_however_its_variable_changes() -> 
     assert len({each["case"] for each in told}) > 60
     assert [each for each in told if not each["same"]] == []
     assert [each for each in told if not each["changed"]] == [], "what did not change shows nothing"
+
+
+def test_a_death_costs_no_bit_of_a_large_state(tmp_path: Path) -> None:
+    words = ["--steps=60", "--wide=1000"]
+    options = ("--set", "checkpoint.snapshot_every=6 steps", "--set", "checkpoint.every=12 steps")
+    with LocalRun(tmp_path / "quiet", "loop.py", words, options) as quiet:
+        assert quiet.wait() == 0, quiet.told()
+    with LocalRun(tmp_path / "hurt", "loop.py", words, (*options, "--fault", "kill:1@33")) as hurt:
+        assert hurt.wait() == 0, hurt.told()
+    assert hurt.summary()["restarts"] == 1, hurt.told()
+    assert "resume_from_slabs" in hurt.reasons(), hurt.told()
+    assert differences(hurt.results(), quiet.results()) == []
+    for run in (quiet, hurt):
+        copied = [int(path.read_text()) for path in sorted((run.folder / "results").glob("behind-*"))]
+        assert len(copied) == 2
+        assert all(copied), "none was copied behind the steps"

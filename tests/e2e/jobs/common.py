@@ -27,12 +27,17 @@ def make_data(samples: int) -> tuple[np.ndarray, np.ndarray]:
     return x, x[:, :3].argmax(axis=1).astype("int32")
 
 
-def build_model(features: int = FEATURES, classes: int = 3) -> Any:
-    """A small network; without dropout in tf_keras and Keras 2, which keep its state out of anybody's reach."""
+def build_model(features: int = FEATURES, classes: int = 3, wide: int = 0) -> Any:
+    """A small network; without dropout in tf_keras and Keras 2, which keep its state out of anybody's reach.
+
+    Args:
+        wide: units of two layers more, that make its state a large one.
+    """
     legacy = not keras.__version__.startswith("3.")
     return keras.Sequential(
         [
             keras.layers.InputLayer((features,)) if legacy else keras.Input((features,)),
+            *(keras.layers.Dense(wide, activation="relu") for _ in range(2 if wide else 0)),
             keras.layers.Dense(24, activation="relu"),
             keras.layers.BatchNormalization(),
             *([] if legacy else [keras.layers.Dropout(0.3)]),

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import keepstep_worker as keepstep
+from keepstep_worker import snapshots
 
 sys.path.insert(0, str(Path(__file__).parent))
 from common import FEATURES, build_model, dawdle, final_variables, keras, make_data, pass_gate
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--wrong-once", default="", help="rank that does so in the first generation")
     parser.add_argument("--gate", help="see common.py")
     parser.add_argument("--loose", action="store_true", help="leave op determinism off, so that gradients can be timed")
+    parser.add_argument("--wide", type=int, default=0, help="see common.py; FOLDER/behind-RANK: snapshots copied so")
     args = parser.parse_args()
     several = bool(os.environ.get("TF_CONFIG"))
     once = os.environ.get("KEEPSTEP_GENERATION") == "1" and os.environ.get("KEEPSTEP_RANK") == args.wrong_once
@@ -42,7 +44,7 @@ def main() -> None:
     if not args.loose:
         tf.config.experimental.enable_op_determinism()
     with strategy.scope():
-        model = build_model()
+        model = build_model(wide=args.wide)
         model.build((None, FEATURES))
         optimizer = keras.optimizers.Adam(1e-2)
         optimizer.build(model.trainable_variables)
@@ -62,6 +64,7 @@ def main() -> None:
 
         return strategy.run(replica, args=batch)
 
+    behind = count_copies()
     run = keepstep.join()
     x, y = make_data(SAMPLES)
     if args.poison:
@@ -77,6 +80,21 @@ def main() -> None:
         dawdle(args.pause)
         pass_gate(step)
     np.savez(args.out / f"{run.rank}.npz", position=np.array(data.position), **final_variables(model, optimizer))
+    if args.wide:
+        (args.out / f"behind-{run.rank}").write_text(str(len(behind)))
+
+
+def count_copies() -> list[int]:
+    """Returns the steps of which snapshots are copied while the training goes on."""
+    steps: list[int] = []
+    original = snapshots.Slabs.seal_behind
+
+    def seal_behind(self: Any, slab: int, tensors: Any, step: int) -> None:
+        steps.append(step)
+        original(self, slab, tensors, step)
+
+    snapshots.Slabs.seal_behind = seal_behind  # type: ignore[method-assign]
+    return steps
 
 
 if __name__ == "__main__":
