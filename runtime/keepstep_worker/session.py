@@ -141,8 +141,7 @@ class Session:
         """
         self.entered_step = self.completed_step = self._sealed_step = step
         self._publish()
-        begun_ns = self._restore_begun_ns if begun_ns is None else begun_ns
-        seconds = (time.monotonic_ns() - begun_ns) / 1e9
+        seconds = (time.monotonic_ns() - (self._restore_begun_ns if begun_ns is None else begun_ns)) / 1e9
         message = {"kind": "restored", "step": step, "seconds": round(seconds, 6)}
         self._send({**message, "data_s": round(data_ns / 1e9, 6)} if data_ns else message)
 
@@ -175,6 +174,8 @@ class Session:
             self._profiler.number = orders.profile
         if orders.fingerprint > self._fingerprints.told:
             self._fingerprints.enter(orders.fingerprint, self.completed_step, step)
+        if self._slabs.copying and self._is_due(step, self.completed_step, orders):
+            self._settle(wait=True)  # others write their next one over the one before: this one must be had by then
         self.start_ns = time.monotonic_ns()
 
     def complete_step(self, step: int, times: StepTimes = _NO_TIMES) -> None:
@@ -205,11 +206,9 @@ class Session:
             self._hold(step + 1)
             orders = self._orders()
         self._settle()
-        every = orders.snapshot_every
-        # the last one must be had on all ranks, and of this very moment: what comes behind it changes the position
-        is_last = 0 < self.last_step <= step
-        if every > 0 and (is_last or step // every > previous // every):
-            self._snapshot(forced=is_last)
+        if self._is_due(step, previous, orders):
+            # the last one must be had on all ranks, and of this very moment: what comes behind it changes the position
+            self._snapshot(forced=0 < self.last_step <= step)
 
     def hold(self) -> None:
         """Wait where the agent wants it, before something that takes long and is no step."""
@@ -261,10 +260,6 @@ class Session:
         if self._orders().hold and whole:
             self._hold(self.completed_step + 1)
 
-    def snapshot(self) -> None:
-        """Seal the completed step now, waiting for a slab where none is granted."""
-        self._snapshot(forced=True)
-
     def drained(self) -> NoReturn:
         """Declare that the drain step is sealed, and never return: the agent ends this process."""
         self._phase = wires.PHASE_DRAINED
@@ -289,11 +284,16 @@ class Session:
                 self.drained()
             self._wait()
 
+    def _is_due(self, step: int, previous: int, orders: Orders) -> bool:
+        """Whether there is to be a snapshot of a step that comes behind `previous`."""
+        every = orders.snapshot_every
+        return every > 0 and (0 < self.last_step <= step or step // every > previous // every)
+
     def _settle(self, wait: bool = False) -> None:
         """Tell of the snapshot that was copied behind the steps, if it is sealed; `wait` until it is."""
         copied = self._slabs.copied(wait)
         if copied is not None:
-            self.snapshot_ns = self._stall_ns + copied.used_ns // len(os.sched_getaffinity(0))
+            self.snapshot_ns = self._stall_ns + copied.cost_ns
             self._tell_sealed(copied.seal.slab, copied.seal.step)
 
     def _snapshot(self, forced: bool) -> None:

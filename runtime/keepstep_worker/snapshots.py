@@ -156,11 +156,13 @@ class Slabs:
         copy = self._copy
         if copy is None or (not wait and copy.is_alive()):
             return None
+        begun_ns = time.monotonic_ns()
         copy.join()
         self._copy = None
         if copy.error is not None:
             raise copy.error
         self._newest_sealed, self._copy_ns = copy.sealing.seal.slab, copy.sealing.took_ns
+        copy.sealing.cost_ns = time.monotonic_ns() - begun_ns + copy.used_ns // len(os.sched_getaffinity(0))
         return copy.sealing
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -202,12 +204,12 @@ class _Sealing:
     Attributes:
         seal: what is declared once it is.
         took_ns: how long that took.
-        used_ns: processor time that a thread of its own took for it.
+        cost_ns: of a thread of its own: its processor time over the cores, and how long the training waited for it.
     """
 
     def __init__(self, wire: Wire, writer: Writer, seal: Seal) -> None:
         self._wire, self._writer = wire, writer
-        self.seal, self.took_ns, self.used_ns = seal, 0, 0
+        self.seal, self.took_ns, self.cost_ns = seal, 0, 0
 
     def perform(self, tensors: Sequence[Tensor], alone: bool = False) -> None:
         begun_ns = time.monotonic_ns()
@@ -223,6 +225,7 @@ class _Copy(threading.Thread):
     def __init__(self, sealing: _Sealing, tensors: Sequence[Tensor]) -> None:
         super().__init__(name="keepstep-snapshot", daemon=True)
         self.sealing, self._tensors = sealing, tensors
+        self.used_ns = 0
         self.error: Exception | None = None
 
     def run(self) -> None:
@@ -233,7 +236,7 @@ class _Copy(threading.Thread):
             self.sealing.perform(tensors, alone=True)
         except Exception as error:  # it is raised where the snapshot was asked for
             self.error = error
-        self.sealing.used_ns = time.thread_time_ns()
+        self.used_ns = time.thread_time_ns()
 
 
 class _Preparation(threading.Thread):

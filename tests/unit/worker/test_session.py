@@ -140,10 +140,10 @@ def test_the_first_grant_may_come_after_the_slabs(stingy):
 
 
 def test_a_forced_snapshot_waits_for_its_grant(stingy):
-    session = stingy.session()
+    session = stingy.session(snapshot_every=100)
     state = State(session)
     train(stingy, state, *range(1, 4))
-    worker = threading.Thread(target=session.snapshot)
+    worker = threading.Thread(target=session.finish)
     worker.start()
     stingy.wait_for("layout")
     assert stingy.wire.read_seals() == []
