@@ -22,7 +22,7 @@ SDK2_STAMP := .venv-sdk2/.stamp-$(shell cat requirements/sdk2.txt | sha256sum | 
 LOCALSTACK_STAMP := .venv-localstack/.stamp-$(shell cat requirements/localstack.txt | sha256sum | cut -c1-16)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack venv-sdk docker etcd mpi nets lint check test test-hosts test-more test-resume test-containers test-matrix torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-goodput bench-startup bench-straggler attribution soak campaign campaign-health requirements clean
+.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack venv-sdk docker etcd mpi nets lint check test test-hosts test-more test-resume test-containers test-matrix torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-goodput bench-startup bench-straggler attribution no-false-alarm soak campaign campaign-health requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -208,8 +208,11 @@ bench-fold: venv
 	$(PY) benchmarks/fold.py
 
 # How soon training goes on after a kill, beside torchrun and a loop around a plain script; about 20 minutes.
+# BYTES=1000000000 SYSTEMS=standby: of a state of 1 GB, by keepstep alone.
+BYTES ?= 100000000
+SYSTEMS ?= standby cold torchrun plain
 bench-recovery: venv venv-tf venv-torch etcd
-	$(PY) -m benchmarks.recovery --python $(TF) --torch $(TORCH)
+	$(PY) -m benchmarks.recovery --python $(TF) --torch $(TORCH) --bytes $(BYTES) --systems $(SYSTEMS)
 
 # What a fault costs in a training that is hurt every 20 s for ten minutes, beside torchrun and a plain loop; half an hour.
 bench-goodput: venv venv-tf venv-torch etcd
@@ -219,6 +222,11 @@ bench-goodput: venv venv-tf venv-torch etcd
 FAULTS ?= 200
 attribution: venv venv-tf etcd
 	$(PY) -m benchmarks.attribution --python $(TF) --faults $(FAULTS)
+
+# Slow steps, long evaluations and checkpoints for twenty real minutes, and 200 checkpoints of BatchNorm and metrics:
+# neither a hang nor a replica that differs.
+no-false-alarm: venv venv-tf etcd
+	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_no_false_alarm.py -n $(JOBS)
 
 # Who is slow, and of what: 20 runs each of a slow processor, slow data, and a busy neighbour; and how much a rebalance gains.
 # Half an hour; wants both cores for itself.

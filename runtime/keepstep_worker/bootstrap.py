@@ -40,7 +40,6 @@ _EXIT_USAGE = 2
 _SHELL = "/bin/sh"
 _EXIT_ORPHANED = 143
 _INSTRUMENTED = {
-    "tensorflow.python.eager.context": "keepstep_worker.timers",
     "tensorflow.python.distribute.collective_all_reduce_strategy": "keepstep_worker.initial_values",
     "keras.src.backend.tensorflow.trainer": "keepstep_worker.keras3",
     "tf_keras.src.engine.training": "keepstep_worker.tfkeras",
@@ -59,7 +58,10 @@ _INSTRUMENTED = {
     "tensorflow.python.eager.polymorphic_function.polymorphic_function": "keepstep_worker.probe",
 }
 
-_MENDED = {"tensorflow.python.distribute.coordinator.cluster_coordinator": "keepstep_worker.coordinator"}
+_MENDED = {
+    "tensorflow.python.distribute.coordinator.cluster_coordinator": "keepstep_worker.coordinator",
+    "tensorflow.python.eager.context": "keepstep_worker.timers",
+}
 """What is no matter of taste: the same where nothing is to be instrumented."""
 
 

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from keepstep_worker.waits import Waits
+
 
 class Position(NamedTuple):
     """What has been taken: `offset` samples of epoch `epoch`."""
@@ -95,7 +97,7 @@ class Dataset:
         size: samples in an epoch.
         position: what was taken.
         batch_samples: samples of the newest global batch, over all ranks; 0 before the first.
-        ready_ns: when the newest batch was ready, monotonic nanoseconds.
+        waits: when batches were asked for, and when they were there.
     """
 
     def __init__(
@@ -136,13 +138,15 @@ class Dataset:
         self._order: tuple[int, Any] = (-1, None)
         self._divisor: Any = None
         self.position = Position()
-        self.ready_ns = self.batch_samples = 0
+        self.batch_samples = 0
+        self.waits = Waits()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         """Return this rank's part of the next global batch."""
+        begun_ns = time.monotonic_ns()
         position, batch = next_batch(self.position, self.size, self._step_samples, self._drop_remainder)
         order = self._order_of(position.epoch)
         strategy = self._shard.strategy
@@ -162,7 +166,7 @@ class Dataset:
         if self._divisor is None:
             self._divisor = _unshared_variable(self.batch_samples)
         self._divisor.assign(self.batch_samples)
-        self.ready_ns = time.monotonic_ns()
+        self.waits.add(begun_ns, time.monotonic_ns())
         return value
 
     def skip(self) -> Position:

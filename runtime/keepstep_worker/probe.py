@@ -7,6 +7,7 @@ op determinism is on, TensorFlow refuses these operations: nothing is measured.
 
 Ranks of one world may agree on whether there is a batch at all (tf.distribute does so where a dataset can end), and
 wait for each other over it. So what the data took ends with the local batch, and own work begins with the agreed one.
+A step that takes several batches outside of a function, to accumulate its gradients, has waited for all of them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from keepstep_worker import fingerprint
+from keepstep_worker.waits import Waits
 
 _OPTIMIZERS = (("BaseOptimizer", "apply"), ("Optimizer", "apply_gradients"), ("OptimizerV2", "apply_gradients"))
 """Classes and methods that are given local gradients: Keras 3, tf_keras, and tf_keras's legacy optimizers."""
@@ -63,12 +65,14 @@ class _Stamp:
     Attributes:
         handle: of a float64 variable with the time of day in seconds; None before the first trace.
         eager_ns: the same where no function was traced, monotonic.
+        waits: of a batch, where no function was traced that takes it.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.handle: Any = None
         self.eager_ns = 0
+        self.waits = Waits()
 
 
 class _Probe:
@@ -129,7 +133,7 @@ def _moments(start_ns: int) -> Moments:
         return Moments()
     if any(stamp.handle is not None for stamp in _probe.stamps.values()) and not _is_due(now_ns):
         return Moments()
-    read = {name: _read(stamp) for name, stamp in _probe.stamps.items()}
+    read = {name: stamp.waits.over_ns(start_ns) or _read(stamp) for name, stamp in _probe.stamps.items()}
     ready_ns = read["gradients"]
     if not start_ns < ready_ns <= time.monotonic_ns():
         return Moments()
@@ -229,11 +233,15 @@ def _around_batch(original: Callable[..., Any], stamp: str) -> Callable[..., Any
         if stamp == "data" and getattr(_probe.within, "batch", False):
             return original(self, *args, **keywords)
         _probe.within.batch = stamp == "data"
+        begun_ns = time.monotonic_ns()
         try:
             found = original(self, *args, **keywords)
         finally:
             _probe.within.batch = False
         _mark(stamp, found)
+        known = _probe.stamps[stamp]
+        if known.eager_ns >= begun_ns:
+            known.waits.add(begun_ns, known.eager_ns)
         return found
 
     return following
@@ -276,15 +284,27 @@ def _store(stamp: str, structure: Any) -> None:
     if not tensors:
         return
     place = _handle(tf, _probe.stamps[stamp])
+    heads = _heads(tf, tensors) if stamp == "gradients" and tf.config.list_logical_devices("GPU") else []
     with tf.device("CPU:0"):
         # the same resource by its name: the one that is read, captured, would be a part of whatever the script exports
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name=place)
-        if stamp == "gradients" and tf.config.list_logical_devices("GPU"):
-            # A control edge fires when kernels are enqueued; a scalar that is copied to the host, when they are done.
-            ends = (tensors[0], tensors[-1])
-            tensors += [tf.identity(tf.reshape(tensor, [-1])[:1]) for tensor in ends]
+        tensors += [tf.identity(head) for head in heads]
         with tf.control_dependencies(tensors):
             tf.raw_ops.AssignVariableOp(resource=handle, value=tf.timestamp())
+
+
+def _heads(tf: Any, tensors: Sequence[Any]) -> list[Any]:
+    """A value of the first and of the last tensor, where these are, made once all tensors are.
+
+    A control edge fires when a GPU's kernels are enqueued, which they are in order; what is copied to the host comes
+    when they are done. So it is a value that is copied, and no whole gradient.
+    """
+    with tf.control_dependencies(tensors):
+        heads = []
+        for tensor in (tensors[0], tensors[-1]):
+            with tf.device(tensor.device or None):
+                heads.append(tf.reshape(tensor, [-1])[:1])
+        return heads
 
 
 def _handle(tf: Any, stamp: _Stamp) -> str:

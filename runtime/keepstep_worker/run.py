@@ -17,6 +17,7 @@ from keepstep_worker.dataset import Dataset, Shard
 from keepstep_worker.identity import KEEP_LOCAL
 from keepstep_worker.session import RestoreError, Session
 from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, SlabView, Tensor
+from keepstep_worker.waits import Waits
 from keepstep_worker.wire import StepTimes
 
 _METRIC = re.compile("[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -71,6 +72,7 @@ class Run:
         self._stateful: dict[str, Any] = {}
         self._blobs = Blobs()
         self._datasets: list[Dataset] = []
+        self._waits = Waits()
 
     def dataset(
         self,
@@ -98,6 +100,7 @@ class Run:
             drop_remainder=drop_remainder,
             shard=Shard(self.rank, self.world_size, strategy, self.full_world_size, self._keeps_local, self._weights),
         )
+        made.waits = self._waits
         if self._session is not None and not self._datasets:
             self._session.tell({"kind": "divides"})
         self._datasets.append(made)
@@ -250,8 +253,7 @@ class Run:
             print(f"keepstep: step {step}: a batch is left out, up to sample {offset} of epoch {epoch}", flush=True)
 
     def _times(self, session: Session) -> StepTimes:
-        ready_ns = max((data.ready_ns for data in self._datasets), default=0)
-        return StepTimes(data_ready_ns=ready_ns if ready_ns > session.start_ns else 0)
+        return StepTimes(data_ready_ns=self._waits.over_ns(session.start_ns))
 
     def _collect(self) -> list[Tensor]:
         blobs = [self._blobs.tensor(key, codec.dumps(thing.state())) for key, thing in self._stateful.items()]

@@ -28,9 +28,9 @@ LARGE = ("tensorflow", "keras", "tf_keras")
 _STANDBY_FD = "KEEPSTEP_STANDBY_FD"
 _ENDED = 0
 _PREFIXES = (
-    "ABSL_", "AUTOGRAPH_", "CUDA_", "CUDNN_", "DNNL_", "GLOG_", "GRPC_", "HOROVOD_", "KERAS_", "KMP_", "LD_", "MALLOC_",
-    "MKL_", "NCCL_", "NUMEXPR_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PJRT_", "PROTOCOL_BUFFERS_", "ROCM_",
-    "TF_", "XLA_",
+    "ABSL_", "AUTOGRAPH_", "CUDA_", "CUDNN_", "DNNL_", "GLOG_", "GRPC_", "HDF5_", "HOROVOD_", "KERAS_", "KMP_", "LD_",
+    "MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PJRT_", "PROTOCOL_BUFFERS_",
+    "ROCM_", "TF_", "XLA_",
 )  # fmt: skip
 _NOT_READ_ON_IMPORT = frozenset({"TF_CONFIG"})
 
@@ -71,15 +71,27 @@ class Held:
     """Keeps what a standby has imported out of sight until the script asks for it, and looks at how it asks."""
 
     def __init__(
-        self, modules: Mapping[str, ModuleType], imported_with: Mapping[str, str], command: Sequence[str]
+        self,
+        modules: Mapping[str, ModuleType],
+        imported_with: Mapping[str, str],
+        command: Sequence[str],
+        set_by: Mapping[str, Mapping[str, str]],
     ) -> None:
-        """Args: imported_with: the settings of that moment; command: what would start the worker afresh."""
+        """Hold modules.
+
+        Args:
+            modules: by name, those that are no part of another one.
+            imported_with: the settings of that moment.
+            command: what would start the worker afresh.
+            set_by: what the import of each has put into the environment.
+        """
         self._modules, self._imported_with, self._command = dict(modules), dict(imported_with), list(command)
+        self._set_by, self._parts = set_by, dict[str, dict[str, ModuleType]]()
         self._tell: Tell = _nothing
         self._environment: dict[str, str] = {}
 
     def hide(self, tell: Tell, environment: Mapping[str, str]) -> None:
-        """Take the modules away.
+        """Take the modules away, with all that is part of them: it could be asked for first.
 
         Args:
             tell: takes a message for the agent.
@@ -87,6 +99,8 @@ class Held:
         """
         self._tell, self._environment = tell, dict(environment)
         for name in self._modules:
+            parts = [each for each in sys.modules if each.startswith(f"{name}.")]
+            self._parts[name] = {each: sys.modules.pop(each) for each in parts}
             del sys.modules[name]
         sys.meta_path.insert(0, self)
 
@@ -115,6 +129,9 @@ class Held:
         if other:
             self._tell({"kind": "unfit", "variables": other})
             _start_afresh(self._command, self._environment)
+        sys.modules.update(self._parts.pop(name, {}))
+        for variable, value in self._set_by.get(name, {}).items():
+            os.environ.setdefault(variable, value)
         return self._modules[name]
 
     def forget(self, name: str) -> None:
@@ -153,16 +170,19 @@ def wait() -> Held:
     channel = Channel.from_fd(int(os.environ.pop(_STANDBY_FD)))
     imported_with = settings(os.environ)
     wake = _rest()
-    names = sys.argv[1:]
+    names, set_by = sys.argv[1:], {}
     for name in names:
+        before = set(os.environ)
         with hook.collector_at_rest():
             importlib.import_module(name)
+        set_by[name] = {each: value for each, value in os.environ.items() if each not in before}
     channel.send({"kind": "ready", "files": {name: str(sys.modules[name].__file__ or "") for name in names}})
     descriptors = awaited(channel)
     channel.close()
     wake()
     command = _become(*descriptors)
-    return Held({name: sys.modules[name] for name in LARGE if name in sys.modules}, imported_with, command)
+    held = {name: sys.modules[name] for name in LARGE if name in sys.modules}
+    return Held(held, imported_with, command, set_by)
 
 
 def awaited(channel: Channel) -> list[int]:

@@ -2,7 +2,7 @@
 
 Options: `die=STEP` ends this process in the middle of that step; `legacy` takes tf_keras;
 `jit` has XLA compile the step, `late` all but the first; `loose` leaves op determinism off; `pause` waits a little
-behind each step.
+behind each step; `accumulate` has a step take three batches more, and do something in between.
 """
 
 from __future__ import annotations
@@ -51,6 +51,14 @@ def samples() -> Any:
     return x, (x @ generator.normal(size=(FEATURES, 3))).argmax(axis=1).astype("int32")
 
 
+def batch_of(data: Any) -> Any:
+    batch = next(data)
+    for _ in range(3 if "accumulate" in sys.argv else 0):
+        time.sleep(PAUSE_S)
+        batch = next(data)
+    return batch
+
+
 def main() -> None:
     last_step, out = int(sys.argv[1]), sys.argv[2]
     die = next((int(option[4:]) for option in sys.argv if option.startswith("die=")), 0)
@@ -90,7 +98,7 @@ def main() -> None:
     run.track(model=model, optimizer=optimizer, data=data, noise=noise)
     drawn = []
     for step in run.steps(last_step):
-        batch = next(data)
+        batch = batch_of(data)
         if step == die:
             os.kill(os.getpid(), signal.SIGKILL)
         (compiled_step if "late" in sys.argv and step > 1 else train_step)(batch)

@@ -177,6 +177,14 @@ def test_what_a_loop_does_behind_its_function_is_no_waiting(tmp_path, agents):
     assert sum(after.start_ns - before.end_ns for before, after in pairwise(waited)) < PAUSE_NS * 7
 
 
+def test_what_a_step_does_between_its_batches_is_no_waiting_for_data(tmp_path, agents):
+    """As gradients are accumulated: a slow processor would look like slow data."""
+    train(tmp_path, 3, "loose", "accumulate", agents=agents[:1])
+    for record in measured_of(agents[0], 3):
+        assert record.gradients_ready_ns - record.data_ready_ns >= 3 * PAUSE_NS
+        assert record.data_ready_ns - record.start_ns <= record.end_ns - record.start_ns - 3 * PAUSE_NS
+
+
 def measured_of(agent: FakeAgent, last_step: int) -> list[StepRecord]:
     """The records of steps whose gradients were timed, the first of them all and one in a while; times in order."""
     records, lost = agent.wire.read_since(0)

@@ -7,7 +7,7 @@ from tests.house.source import Function, functions, label, python_files
 MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 PARAMETERS_MAX = 6
-CORE_LINES_MAX = 6000
+CORE_LINES_MAX = 6100
 VOCABULARY_NAMES = (
     *(
         "actions",

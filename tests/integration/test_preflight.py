@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,15 +14,16 @@ from pathlib import Path
 import pytest
 
 from keepstep.core.preflight import LIMIT_S
+from tests.support import control_groups
+from tests.support.control_groups import control_group
 from tests.support.many_hosts import ManyHosts, Turn, frozen
 from tests.support.namespaces import missing
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.skipif(bool(missing()), reason=missing())]
 
 LOCKSTEP = Path(__file__).parents[1] / "support" / "lockstep_job.py"
-CGROUP = Path("/sys/fs/cgroup/cpu")
-QUOTA_US = 20_000
-"""Of each 100,000: a fifth of a processor."""
+A_FIFTH = "20000 100000"
+"""Microseconds of a processor, and of what."""
 BAD = "algo-2"
 
 
@@ -94,23 +94,11 @@ def test_a_host_behind_a_throttled_line(tmp_path, hosts):
         assert named(run, "link") and excluded(run)
 
 
-@pytest.fixture
-def cgroup() -> Iterator[Path]:
-    folder = CGROUP / f"keepstep-preflight-{os.getpid()}"
-    try:
-        folder.mkdir()
-        (folder / "cpu.cfs_quota_us").write_text(str(QUOTA_US))
-    except OSError as error:
-        pytest.skip(f"no quota can be set here: {error}")
-    yield folder
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
-def test_a_host_with_a_fifth_of_a_processor(tmp_path, cgroup):
+@pytest.mark.skipif(bool(control_groups.missing("cpu")), reason=control_groups.missing("cpu"))
+def test_a_host_with_a_fifth_of_a_processor(tmp_path):
     run = spoilt(tmp_path, "health.preflight=exclude")
-    run.after = lambda run: (cgroup / "cgroup.procs").write_text(str(run.life(BAD).process.pid)) and None
-    with run:
+    with control_group("cpu", cpu_max=A_FIFTH) as group, run:
+        run.after = lambda run: (group / "cgroup.procs").write_text(str(run.life(BAD).process.pid)) and None
         assert set(ended(run).values()) == {0}
         told = "".join(run.log(host) for host in run.names)
         assert f"| preflight finds: {BAD}: speed: " in told  # a busy moment may have another one measured slow, too

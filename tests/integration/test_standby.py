@@ -46,6 +46,8 @@ MORE_SCRIPTS = {
     "looked up": "import importlib.util as u\nfound = u.find_spec('tensorflow')\nprint(found.origin, found.name,\n"
     "      found.submodule_search_locations)\nimport tensorflow\nprint(tensorflow.count)",
     "submodule": "from tensorflow.part import number\nimport tensorflow.part as part\nprint(number, part.__file__)",
+    "set by an import": "import os\nprint(os.environ.get('BEHAVIOR'))\nimport tensorflow\n"
+    "print(os.environ['BEHAVIOR'])",
     "lazily": "def f():\n    import tensorflow as tf\n    return tf.value\nprint(f(), f())",
     "settings": "import os\nos.environ['TF_MODE'] = 'script'\nimport tensorflow as t\n"
     "print(t.mode, os.environ['TF_MODE'])",
@@ -65,7 +67,8 @@ def folder(tmp_path):
     package = tmp_path / "site" / "tensorflow"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(
-        "import os\nfrom tensorflow.part import number\nvalue = number + 1\nmode = os.environ.get('TF_MODE', 'unset')\n"
+        "import os\nos.environ['BEHAVIOR'] = '2'\nfrom tensorflow.part import number\nvalue = number + 1\n"
+        "mode = os.environ.get('TF_MODE', 'unset')\n"
         "count = globals().get('count', 0) + 1\n"
     )
     (package / "part.py").write_text("number = 1")
@@ -199,12 +202,13 @@ def test_a_worker_tells_what_it_imports_and_what_it_has_set_by_then(agent, folde
     assert told["changes"] == {"TF_MODE": "script", "CUDA_CACHE": None}
 
 
+@pytest.mark.parametrize("imports", ["import tensorflow", "from tensorflow.part import number"])
 @pytest.mark.parametrize("setting", ["other", "script"])
-def test_where_the_settings_are_others_the_script_begins_afresh(agent, folder, setting):
+def test_where_the_settings_are_others_the_script_begins_afresh(agent, folder, setting, imports):
     """The standby has imported with none; what it had printed by then is printed again."""
     (folder / "script.py").write_text(
-        f"import os, sys\nos.environ['TF_MODE'] = {setting!r}\nprint('begins', sys.argv)\nimport tensorflow\n"
-        "print(tensorflow.mode)\nsys.exit(3)"
+        f"import os, sys\nos.environ['TF_MODE'] = {setting!r}\nprint('begins', sys.argv)\n{imports}\n"
+        "import tensorflow\nprint(tensorflow.mode)\nsys.exit(3)"
     )
     found = Standby(agent, folder).becomes("script.py", "a b")
     begins = b"begins ['script.py', 'a b']\n"

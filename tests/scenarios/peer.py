@@ -51,6 +51,7 @@ class Peer:
         self.holds_only: int | None = None
         self.diverges = self.done = False
         self.stall: Stall | None = None
+        self.joins = True
         self.splits: tuple[Split, ...] = ()
         self.value: str | None = None
 
@@ -106,6 +107,10 @@ class Peer:
     def finishes(self) -> None:
         self.done = True
         self._status()
+
+    def never_joins(self) -> None:
+        """Its script does something else than to come to its training."""
+        self.joins = False
 
     def stands_still(self, entered: str, process: str = "S", doing: str = "pause") -> None:
         """Its worker gives no sign, as its agent has found out by now."""
@@ -206,7 +211,8 @@ class Peer:
             found = replace(found, value=self.value)
         self._put(
             replace(seen, host=self.host, node_id=self.node_id, standing=standing, failure=self.failure,
-                    generation=generation.number, stall=self.stall, splits=self.splits, fingerprint=found)
+                    generation=generation.number, stall=self.stall, splits=self.splits, fingerprint=found,
+                    joined=self.joins and seen.joined)
         )  # fmt: skip
 
     def _upload(self, generation: GenerationRecord) -> None:

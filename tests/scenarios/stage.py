@@ -116,7 +116,7 @@ class Stage(Checked, Operated):
                 self.worker = action.worker_id
             case a.StopWorker() if action.worker_id != self.worker:
                 self.post(e.WorkerExited(action.worker_id, self.now, signal=9))
-            case a.StopWorker():
+            case a.StopWorker() if not self.stuck:
                 self.post(self._exit(signal=9, frozen=self.thaw()))
             case a.ClearSeal():
                 self.page.pop(action.slab, None)

@@ -13,6 +13,7 @@ from keepstep.core.fingerprints import Fingerprint
 from keepstep.core.gpu_events import GpuSample, KeptCordon
 from keepstep.core.stalls import Activity, Stall
 from keepstep.core.state import State
+from keepstep.core.workers import STOPPING
 from tests.scenarios.peer import Peer, split_of
 
 
@@ -30,7 +31,7 @@ class Watched:
 
     def __init__(self) -> None:
         self._doing, self._silent_since = Activity.STEP, None  # type: Activity, float | None
-        self._moves_when_looked_at = self.frozen = False
+        self._moves_when_looked_at = self.frozen = self.stuck = False
         self._gpus: dict[str, GpuSample] = {}
         self._profiles = True
 
@@ -56,6 +57,15 @@ class Watched:
     def is_frozen(self) -> None:
         """Somebody stops the worker by a signal."""
         self.frozen = True
+
+    def is_stuck(self) -> None:
+        """The worker sits in the kernel from now on: it does not go when it is killed."""
+        self.stuck = True
+
+    def killing_fails(self) -> None:
+        """It was killed for long enough."""
+        error = f"{self.worker}: [7] were killed and are still there"
+        self.happens(e.OperationFailed(f"{STOPPING}{self.worker}", error))
 
     def thaw(self) -> bool:
         """Whether it was stopped; the next one is not."""

@@ -139,9 +139,9 @@ class NvmlProbe:
         try:
             return self._nvml.nvmlDeviceGetHandleByIndex(index)
         except self._nvml.NVMLError as error:
-            if error.value in (self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_UNKNOWN):
-                return None
-            raise
+            if error.value == self._nvml.NVML_ERROR_NO_PERMISSION:
+                raise
+            return None
 
     def _uuid(self, index: int, handle: Any) -> str:
         try:

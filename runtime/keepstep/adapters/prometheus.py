@@ -136,6 +136,10 @@ class Metrics:
         """Show what a straggler costs, by the part of the step that it is slow in; 0 once it is none any more."""
         self._straggler.labels(str(rank), part.value).set(cost_ratio)
 
+    def straggler_wait(self, rank: int, seconds: float) -> None:
+        """Count what all have waited for a straggler since this was told last."""
+        self._straggler_wait.labels(str(rank)).inc(seconds)
+
     def slow_once(self, rank: int) -> None:
         """Count that a rank was slow for a while and is not any more, before it was called a straggler."""
         self._slow_once.labels(str(rank)).inc()
@@ -293,6 +297,9 @@ class Metrics:
             "straggler_cost_ratio",
             "Share of a step that a straggler costs, as the leader sees it.",
             ("rank", "part"),
+        )
+        self._straggler_wait = self._counter(
+            "straggler_wait_seconds_total", "Time that all have waited for a straggler.", ("rank",)
         )
         self._slow_once = self._counter("slow_for_once_total", "Times that a rank was slow for a moment.", ("rank",))
         self._script = self._gauge("script_metric", "What the script has reported by log_metric.", ("rank", "name"))

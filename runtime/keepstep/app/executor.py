@@ -30,6 +30,7 @@ from keepstep.core import events as e
 from keepstep.core.events import Event, FirstError, SlabSeal
 from keepstep.core.splits import Part
 from keepstep.core.values import frozen
+from keepstep.core.workers import STOPPING
 from keepstep.ports import MetricsSink
 from keepstep_worker.wire import Progress, Seal
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from keepstep.app.members import Members
 
 _JOIN_AGAIN_S = 5.0
+_STOPS = 11
+"""So many times more a process is killed that does not go: two minutes in all. To free a large memory takes a while."""
 
 Post = Callable[[Event], None]
 
@@ -210,10 +213,14 @@ class Executor:
         look = await self._probing.look_last(worker_id)
         if look is not None:
             self._spawn(self._probing.keep(look))
-        try:
-            await self._processes.stop(worker_id)
-        except StopTimeout as error:
-            self._launcher.log(f"{error}")
+        for last in (*[False] * _STOPS, True):
+            try:
+                await self._processes.stop(worker_id)
+                return
+            except StopTimeout as error:
+                self._launcher.log(f"{error}")
+                if last:
+                    self._post(e.OperationFailed(f"{STOPPING}{worker_id}", str(error)))
 
     def _exited(self, worker_id: str, status: ExitStatus) -> None:
         """A worker is gone: take in what it had still said, and report its end once."""
@@ -313,6 +320,8 @@ class Executor:
             case a.Measure.STRAGGLER:
                 rank, _, part = report.label.partition(":")
                 metrics.straggler(int(rank), Part(part), value)
+            case a.Measure.STRAGGLER_WAIT_S:
+                metrics.straggler_wait(int(report.label), value)
             case a.Measure.SLOW_ONCE:
                 metrics.slow_once(int(report.label))
             case a.Measure.PREFLIGHT_FLAW:

@@ -13,6 +13,7 @@ from keepstep.core.values import frozen
 
 FAILURE_BYTES_MAX = 1024
 """The platform shows no more of a failure file."""
+_HINT = "\nhint: "
 TLS_FOLDER = "tls"
 
 
@@ -37,13 +38,16 @@ class Places:
 
 
 def write_failure(path: Path, text: str) -> None:
-    """Write a failure file, cut to what the platform shows.
+    """Write a failure file, cut to what the platform shows; a hint behind a long message is kept.
 
     Raises:
         OSError: it can not be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text.encode()[:FAILURE_BYTES_MAX].decode(errors="ignore"), encoding="utf-8")
+    said, sign, hint = text.rpartition(_HINT)
+    room = FAILURE_BYTES_MAX - len((sign + hint).encode())
+    shown = said.encode()[:room].decode(errors="ignore") + sign + hint if sign and room > 0 else text
+    path.write_text(shown.encode()[:FAILURE_BYTES_MAX].decode(errors="ignore"), encoding="utf-8")
 
 
 def make_guest(folder: Path) -> Path:

@@ -193,7 +193,8 @@ def folders(places: Places, output: Path, model: Path) -> tuple[tuple[str, Path]
 async def _within(limit_s: float, look: Coroutine[Any, Any, None], check: Check, found: _Findings) -> None:
     """What does not answer in time is a finding, too; so is what can not be started.
 
-    A driver that nobody has used yet, and TensorFlow's import, may take longer than that: then GPUs were not measured.
+    A driver that nobody has used yet may take longer than that, on all hosts alike: so its host is held against the
+    others as one that shows no GPU. Where TensorFlow's import does, they were not measured.
     """
     try:
         async with asyncio.timeout(limit_s):
@@ -201,6 +202,8 @@ async def _within(limit_s: float, look: Coroutine[Any, Any, None], check: Check,
     except TimeoutError:
         if check is not Check.GPU:
             found.complaints.append(Complaint(check, f"no answer within {limit_s:.0f} s"))
+        elif all(rate.check is not Check.GPU for rate in found.rates):
+            found.rates.append(Rate(Check.GPU, 0.0))
     except (OSError, ValueError) as error:
         found.complaints.append(Complaint(check, str(error)[:200]))
 

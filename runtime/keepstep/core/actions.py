@@ -29,6 +29,7 @@ class Measure(StrEnum):
     COMMITTABLE = "committable"
     STORE_AVAILABLE = "store_available"
     STRAGGLER = "straggler"
+    STRAGGLER_WAIT_S = "straggler_wait_s"
     SLOW_ONCE = "slow_once"
     PREFLIGHT_FLAW = "preflight_flaw"
     REPEAT = "repeat"

@@ -68,6 +68,8 @@ def _on_operation_failed(turn: Turn, event: e.OperationFailed) -> None:
     turn.landed(event.operation, turn.now + event.retry_s)
     turn.because(Reason.OPERATION_FAILED, f"{event.operation}: {event.error}")
     checkpoints.release_upload(turn, event.operation)
+    if event.operation.startswith(workers.STOPPING):
+        workers.on_stuck(turn, event.operation.removeprefix(workers.STOPPING), event.error)
     if event.operation.startswith(("upload:", "alone:", "commit:", "head", "fetch:", "files:")):
         if turn.state.store.available:
             turn.do(Report(Measure.STORE_AVAILABLE, 0.0), Reason.STORE_UNAVAILABLE, event.error)

@@ -93,7 +93,7 @@ def failures_seen(turn: Turn, generation: GenerationRecord) -> tuple[Failure, ..
     found += [status.failure for status in statuses.values() if status.failure is not None]
     if generation.phase is Phase.READY:
         if hang.hangs(turn, generation):
-            found += hang.failures_of(generation, statuses)
+            found += hang.failures_of(turn, generation, statuses)
         nodes = turn.state.cluster.nodes
         for rank, member in enumerate(generation.members):
             step = statuses[member.host].step if member.host in statuses else 0

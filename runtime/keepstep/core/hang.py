@@ -16,9 +16,10 @@ from keepstep.core.events import PulseSampled, StacksCollected, WorkerEvaluates,
 from keepstep.core.facts import Worker
 from keepstep.core.policy import Hang
 from keepstep.core.reasons import Reason
-from keepstep.core.records import Failure, GenerationRecord, Phase, StatusRecord
+from keepstep.core.records import Failure, GenerationRecord, Phase, Standing, StatusRecord
 from keepstep.core.stalls import Activity, Stall
 from keepstep.core.state import Turn
+from keepstep.core.world import statuses_of
 
 _LOOK_AGAIN_S = 2.0
 """How often a worker that stands still is looked at, in case it goes on."""
@@ -69,12 +70,36 @@ def deadline_s(policy: Hang, activity: Activity, slow_s: float) -> float | None:
 def hangs(turn: Turn, generation: GenerationRecord) -> bool:
     """Whether all of the world stands still, one at least in training that reports its steps."""
     tally = turn.state.cluster.tally
-    return tally.stalled_in_training > 0 and tally.stalled + tally.done >= len(generation.members)
+    if not tally.stalled_in_training:
+        return False
+    silent = _silent(generation, statuses_of(turn, generation))
+    return tally.stalled + tally.done + len(silent) >= len(generation.members)
 
 
-def failures_of(generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> list[Failure]:
+def _silent(generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> list[str]:
+    """Members whose workers have not come to their training while all others are past the time for a first step.
+
+    A script that never reports steps is not judged; but this one's other ranks do.
+    """
+    stalls = [status.stall for status in statuses.values() if status.stall is not None]
+    if any(stall.activity not in (Activity.START, Activity.FIRST_STEP) for stall in stalls):
+        return []
+    known = {
+        host
+        for host, status in statuses.items()
+        if status.joined or status.stall is not None or status.standing is not Standing.RUNNING
+    }
+    return [member.host for member in generation.members if member.host not in known]
+
+
+def failures_of(turn: Turn, generation: GenerationRecord, statuses: dict[str, StatusRecord]) -> list[Failure]:
     """What a world that hangs failed of: one failure for each rank that holds the others up."""
     stalls = {host: status.stall for host, status in statuses.items() if status.stall is not None}
+    if silent := _silent(generation, statuses):
+        since = min((stall.since for stall in stalls.values()), default=turn.now)
+        text = "its script has not come to its training, and all others wait"
+        ranks = [(host, generation.rank_of(host)) for host in silent]
+        return [Failure(FailureCause.HANG, host, since, rank, 0, message=text) for host, rank in ranks]
     named = culprits(list(stalls.values()))
     found = []
     for host, stall in stalls.items():

@@ -61,6 +61,6 @@ class Health(Section):
     )  # fmt: skip
     gpu: Gpu = Gpu()
     cordon_max: int = knob(
-        10, "Percent of the job's hosts that keepstep cordons by itself at the most, but always one.", unit="percent",
-        failure="a fault of all hosts that looks like one of each", ge=0, le=100, strict=True,
+        10, "Percent of the hosts that keepstep cordons by itself at the most, but always one; for GPUs' faults all.",
+        unit="percent", failure="a fault of all hosts that looks like one of each", ge=0, le=100, strict=True,
     )  # fmt: skip

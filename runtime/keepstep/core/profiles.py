@@ -21,6 +21,7 @@ class Straggler:
         since: the step at which the first window ended in which it was slow.
         past_ratio: its own work over the best that it did in this generation.
         strains: what slows its host down, in words.
+        lost_s: seconds that all have waited for it by then.
     """
 
     host: str
@@ -33,6 +34,7 @@ class Straggler:
     since: int
     past_ratio: float
     strains: tuple[str, ...] = ()
+    lost_s: float = 0.0
 
 
 @frozen

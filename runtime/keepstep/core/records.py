@@ -244,6 +244,7 @@ class StatusRecord:
         splits: where the time of the newest steps went, of each of its ranks.
         divides: its script takes its batches from `run.dataset`, so that their sizes can be changed.
         fingerprint: of the step that the generation wants looked at, once it is done.
+        joined: its worker has come to its training.
     """
 
     host: str
@@ -260,6 +261,7 @@ class StatusRecord:
     splits: tuple[Split, ...] = ()
     divides: bool = False
     fingerprint: Fingerprint | None = None
+    joined: bool = False
     kind: Literal["status"] = "status"
 
     @property

@@ -40,6 +40,8 @@ _SAYS = (
 
 _KILLED = 128 + 9
 
+_AT_ONCE_S = 30.0
+
 CLEAN_STOPS = frozenset({42, 143})
 """What TensorFlow's PreemptionCheckpointHandler exits with after it has saved: by itself, and on Google's machines."""
 
@@ -151,6 +153,8 @@ def judge(policy: Policy, generation: GenerationRecord, root: Failure | None, no
         return Verdict(False, Reason.POLICY_STOPS, ledger, exit_code=own)
     if rule.respond == "stop":
         return Verdict(False, Reason.POLICY_STOPS, ledger, exit_code=code)
+    if rule.cause == "any" and _never_began(generation, root):
+        return Verdict(False, Reason.NEVER_BEGAN, ledger, exit_code=code)
     same = sum(1 for e in ledger if e.signature == root.signature and e.step == root.step)
     crash_loop = root.cause not in _OF_THE_PLATFORM and same + 1 >= policy.restart.same_step
     skip = root.step if crash_loop and _may_skip(policy, generation, root) else 0
@@ -165,6 +169,19 @@ def judge(policy: Policy, generation: GenerationRecord, root: Failure | None, no
     charged = (*ledger, LedgerEntry(root.at, root.cause, root.signature, root.step, _FREE if clean else rule.own))
     reason = Reason.BATCH_SKIPPED if skip else Reason.RESTART_ALLOWED
     return Verdict(True, reason, charged, root.at if clean else root.at + wait_s, skip=skip)
+
+
+def _never_began(generation: GenerationRecord, root: Failure) -> bool:
+    """Whether the script has failed by itself right after the job's start and before any step: it would do so again.
+
+    A script that reports no steps is in its training after a while.
+    """
+    is_first = not generation.restarts and generation.resume is None and root.step <= 0
+    lived_s = root.at - min(generation.failed_at, default=root.at)
+    # beside a lost host or a kill, what the script says may follow from that
+    itself = root.cause is FailureCause.USER_CODE and not root.victim
+    alone = all(each.victim or each.cause is FailureCause.USER_CODE for each in generation.failures)
+    return is_first and itself and alone and lived_s < _AT_ONCE_S and not is_clean_stop(root)
 
 
 def _may_skip(policy: Policy, generation: GenerationRecord, root: Failure) -> bool:

@@ -11,7 +11,7 @@ a generation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from keepstep.core import elastic, pausing, profiling
@@ -84,10 +84,19 @@ def judge(turn: Turn) -> None:
     news = [name for name, (split, _) in told.items() if split.step > tracks.get(name, Track()).step]
     if not news:
         return  # to have looked now would put off the look at what comes right away
-    crowd = Crowd({name: split for name, (split, _) in told.items()}, _STALE_WINDOWS * state.policy.straggler.window)
+    splits = {name: split for name, (split, _) in told.items()}
+    crowd = Crowd(splits, _stale(turn, splits.values()))
     for name in news:
         tracks[name] = _followed(turn, tracks.get(name, Track()), *told[name], crowd)
     turn.set(judged_at=turn.now, tracks=tracks)
+
+
+def _stale(turn: Turn, splits: Iterable[Split]) -> int:
+    """Steps after which a window is of another time: where steps are short, a window has more than the policy's."""
+    assert turn.generation is not None
+    step_s = max(1e-4, min(split.step_s for split in splits))
+    in_a_window = max(turn.state.policy.straggler.window, window_s(len(turn.generation.members)) / step_s)
+    return round(_STALE_WINDOWS * in_a_window)
 
 
 def _name(host: str, split: Split) -> str:
@@ -121,7 +130,8 @@ def _followed(turn: Turn, track: Track, own: Split, status: StatusRecord, crowd:
         return _eased(turn, track, _rank(turn, status.host, own), status.host)
     if track.well + 1 < knobs.windows:
         return evolve(track, well=track.well + 1)
-    turn.do(Report(Measure.STRAGGLER, 0.0, _label(track.found)), Reason.STRAGGLER_OVER, track.found.host)
+    text = f"{track.found.host}: all have waited {track.lost_s:.1f} s for it"
+    turn.do(Report(Measure.STRAGGLER, 0.0, _label(track.found)), Reason.STRAGGLER_OVER, text)
     return evolve(track, slow=0, well=0, costs={}, since=0, lost_s=0.0, found=None)
 
 
@@ -137,9 +147,12 @@ def _eased(turn: Turn, track: Track, rank: int, host: str) -> Track:
 
 
 def _found(turn: Turn, track: Track, own: Split, status: StatusRecord, peers: list[Split]) -> Track:
-    """The track of a straggler, told when it is found, and when the part that is slow becomes another one."""
+    """The track of a straggler, told when it is found, when another part is the slow one, and when it is known why.
+
+    What strains its host is often known some seconds later than that it is slow.
+    """
     part = max(Part, key=lambda each: track.costs.get(each, 0.0))
-    usual_s = median(peer.work_s for peer in peers)
+    usual_s, former = median(peer.work_s for peer in peers), track.found
     # without it a step would be as long as the slowest of the others makes it
     cost_s = max(0.0, own.work_s - max(peer.work_s for peer in peers))
     found = Straggler(
@@ -152,14 +165,16 @@ def _found(turn: Turn, track: Track, own: Split, status: StatusRecord, peers: li
         round(cost_s / own.step_s, 3),
         track.since,
         round(own.work_s / track.best_s, 2) if track.best_s > 0 else 0.0,
-        status.strains,
+        status.strains or (() if former is None else former.strains),
+        track.lost_s,
     )
-    former = track.found
     if former is not None and former.part is not found.part:
         turn.do(Report(Measure.STRAGGLER, 0.0, _label(former)))
-    if former is None or former.part is not found.part:
+    if former is None or former.part is not found.part or (found.strains and not former.strains):
         turn.because(Reason.STRAGGLER_FOUND, describe(found))
     turn.do(Report(Measure.STRAGGLER, found.cost_ratio, _label(found)))
+    told_s = 0.0 if former is None else former.lost_s
+    turn.do(Report(Measure.STRAGGLER_WAIT_S, track.lost_s - told_s, str(found.rank)))
     return evolve(track, found=found)
 
 
@@ -174,7 +189,7 @@ def describe(found: Straggler) -> str:
     return (
         f"{found.host} rank {found.rank} works {found.work_ratio:.2f} times as long as its peers: "
         f"{found.part.value} takes {found.excess_s * 1e3:.1f} ms more in a step of {found.step_s * 1e3:.1f} ms, "
-        f"which costs the job {found.cost_ratio:.0%}, since step {found.since}{own}{known}"
+        f"which costs the job {found.cost_ratio:.0%}, {found.lost_s:.1f} s by now, since step {found.since}{own}{known}"
     )
 
 
@@ -186,18 +201,13 @@ def respond(turn: Turn, generation: GenerationRecord) -> bool:
     found = stragglers(turn)
     if how == "profile":
         return profiling.ask(turn, generation, found)
-    found = [each for each in found if _lost_s(turn, each) >= PAUSE_COST_S]
+    found = [each for each in found if each.lost_s >= PAUSE_COST_S]
     if how == "replace":
         return _replace(turn, found)
     of_its_batch = any(each.part is not Part.REST for each in found)
     if how == "rebalance" and turn.state.job.strategy == "multi_worker" and of_its_batch:
         return _rebalance(turn, generation)
     return False
-
-
-def _lost_s(turn: Turn, found: Straggler) -> float:
-    """What all have waited for it, seconds."""
-    return max((track.lost_s for track in turn.state.tracks.values() if track.found == found), default=0.0)
 
 
 def _replace(turn: Turn, found: list[Straggler]) -> bool:

@@ -38,7 +38,10 @@ from keepstep.core.restarts import CLEAN_STOPS, classify_exit
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
 from keepstep.core.view import peers_of, table_of
+from keepstep.errors import ExitCode
 
+STOPPING = "stop:"
+"""What the failed stop of a process is known by, before its name."""
 _STATUS_EVERY_S = 2.0
 
 
@@ -206,6 +209,7 @@ def _status(turn: Turn, generation: GenerationRecord) -> StatusRecord:
         worker.splits if worker is not None and standing is Standing.RUNNING else (),
         worker is not None and worker.divides,
         worker.fingerprint if worker is not None else None,
+        worker is not None and worker.joined,
     )
 
 
@@ -346,6 +350,13 @@ def on_worker_exited(turn: Turn, event: WorkerExited) -> None:
         if state.recovery is None:
             turn.set(recovery=Recovery(fault_at=failure.at, learnt_at=turn.now))
         turn.because(Reason.WORKER_FAILED, f"rank {worker.rank}: {failure.cause.value} {failure.error_type}".strip())
+
+
+def on_stuck(turn: Turn, worker_id: str, error: str) -> None:
+    """A process was killed and does not go: nothing can be started beside it, however long anybody waits."""
+    if worker_id in turn.processes:
+        hint = "a driver or a file system does not let it go; the host needs a restart"
+        turn.leave(ExitCode.HARDWARE, f"{turn.state.job.host}: {error}", Reason.WORKER_STUCK, hint)
 
 
 def on_snapshot_fetched(turn: Turn, event: SnapshotFetched) -> None:

@@ -50,6 +50,20 @@ def test_a_kill_in_the_group_is_seen_once(machine, group, file):
     assert not kills.strike(7)
 
 
+def test_who_dies_long_after_a_kill_did_not_die_of_that(machine):
+    machine.process(7, "0::/box")
+    machine.count("box/memory.events", 3)
+    kills = OomKills(machine.proc, machine.cgroup)
+    kills.follow(7)
+    machine.count("box/memory.events", 4)
+    kills.age()
+    assert kills.strike(7), "a large process takes a while to be gone"
+    machine.count("box/memory.events", 5)
+    kills.age()
+    kills.age()
+    assert not kills.strike(7)
+
+
 def test_a_group_that_a_process_went_into_later_counts_from_nothing(machine):
     machine.process(7, "0::/")
     machine.count("memory.events", 0)

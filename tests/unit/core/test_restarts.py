@@ -12,6 +12,7 @@ from keepstep.core.causes import FailureCause
 from keepstep.core.events import FirstError, WorkerExited
 from keepstep.core.policy import Policy
 from keepstep.core.reasons import Reason
+from keepstep.core.records import Resume
 from keepstep.core.restarts import backoff_s, classify_exit, describe, exit_code_of, judge, root_cause
 from tests.unit.core.values import a_failure, a_generation, a_policy, an_entry, failures
 
@@ -233,6 +234,30 @@ def test_the_ceiling_counts_all_restarts_of_the_job():
     verdict = judge(a_policy(ceiling=4), a_generation(restarts=4), a_failure(NOW), NOW)
     assert (verdict.restart, verdict.reason) == (False, Reason.CEILING_REACHED)
     assert judge(a_policy(ceiling=5), a_generation(restarts=4), a_failure(NOW), NOW).restart
+
+
+@pytest.mark.parametrize(
+    ("change", "generation", "rules", "stops"),
+    [
+        ({}, {}, (), True),
+        ({"error_type": "", "message": ""}, {}, (), True),
+        ({"cause": FailureCause.KILLED, "signal": 9, "exit_code": None}, {}, (), False),
+        ({"step": 1}, {}, (), False),
+        ({"exit_code": 42, "error_type": ""}, {}, (), False),
+        ({}, {"restarts": 1}, (), False),
+        ({}, {"resume": Resume(4, "d")}, (), False),
+        ({}, {"failed_at": (NOW - 31.0,)}, (), False),
+        ({}, {"failures": (a_failure(NOW, FailureCause.PEER, victim=True),)}, (), True),
+        ({}, {"failures": (a_failure(NOW + 1.0, FailureCause.HOST_LOST),)}, (), False),
+        ({"cause": FailureCause.PEER, "victim": True}, {}, (), False),
+        ({}, {}, ({"cause": "user_code", "respond": "restart"},), False),
+    ],
+)
+def test_a_script_that_fails_before_any_step_right_after_the_start_ends_the_job(change, generation, rules, stops):
+    policy = Policy.model_validate({"failures": [*rules, {"cause": "any", "respond": "restart"}]})
+    record = a_generation(**{"failed_at": (NOW - 5.0,), **generation})
+    verdict = judge(policy, record, a_failure(NOW, **{"step": 0, **change}), NOW)
+    assert (verdict.reason is Reason.NEVER_BEGAN) == stops
 
 
 @pytest.mark.parametrize(

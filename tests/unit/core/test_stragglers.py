@@ -10,7 +10,9 @@ from keepstep.app.sampling import EVERY_S
 from keepstep.core.records import EQUAL_WEIGHT
 from keepstep.core.slowness import Crowd, excess, is_slow
 from keepstep.core.splits import Part, Split, added, begin, is_full
-from keepstep.core.stragglers import balanced, window_s
+from keepstep.core.stragglers import _stale, balanced, window_s
+from keepstep.core.view import Seen, with_generation
+from tests.unit.core.values import a_generation, a_turn
 
 SECONDS = st.floats(0.0, 10.0, allow_nan=False)
 
@@ -87,6 +89,14 @@ def test_a_large_world_says_less_often_how_it_goes():
 
 def test_in_a_small_world_each_sample_may_fill_a_window():
     assert window_s(2) < EVERY_S
+
+
+@pytest.mark.parametrize(("step_s", "stale"), [(0.1, 24), (0.05, 24), (0.005, 240), (0.001, 1200)])
+def test_where_steps_are_short_a_window_of_the_same_time_is_more_steps_away(step_s, stale):
+    """Else most of the others would count as having said nothing: a window has all steps of half a second."""
+    turn = a_turn()
+    turn.set(cluster=with_generation(turn.state.cluster, Seen(a_generation(), 1)))
+    assert _stale(turn, [split(0.0, step_s=step_s), split(0.0, step_s=2 * step_s)]) == stale
 
 
 @given(st.lists(st.tuples(st.integers(0, 80), SECONDS), min_size=2, max_size=30), st.floats(1.05, 3.0))

@@ -25,6 +25,9 @@ STOP_S = 10.0
 """How long a killed process may take to go: freeing a large memory takes time, a hanging driver takes for ever."""
 RETRY_S = 0.01
 """How soon to look again where the kernel has no pidfd to wait for."""
+AGE_S = 15.0
+"""Nobody dies of a lack of memory that long, nor twice as long, after the kernel has killed for it."""
+_KILLED = 128 + signal.SIGKILL
 
 
 @frozen
@@ -172,6 +175,7 @@ class ProcessHost:
         self._workers: dict[str, WorkerProcess] = {}
         self._lingering: list[OutputPump] = []
         self._oom_kills = OomKills()
+        self._aging = self._loop.call_later(AGE_S, self._age)
         self._pidfd = _has_pidfd() if pidfd is None else pidfd
         if not self._pidfd:
             self._loop.add_signal_handler(signal.SIGCHLD, self._look)
@@ -268,6 +272,7 @@ class ProcessHost:
             for worker_id in list(self._workers):
                 await self.stop(worker_id, timeout_s)
         finally:
+            self._aging.cancel()
             for pump in self._lingering:
                 pump.close()
             for pump in self._lingering:
@@ -283,6 +288,10 @@ class ProcessHost:
             if worker.status is None:
                 self._ended(worker)
 
+    def _age(self) -> None:
+        self._oom_kills.age()
+        self._aging = self._loop.call_later(AGE_S, self._age)
+
     def _ended(self, worker: WorkerProcess) -> None:
         """A worker may have ended: take its status, and have its last output passed on."""
         if not _is_dead(worker.pid):
@@ -292,8 +301,9 @@ class ProcessHost:
             kernel.kill(pid)
         out_of_memory = self._oom_kills.strike(worker.pid)
         code = worker.process.wait()
-        killed = code == -signal.SIGKILL and out_of_memory
-        worker.status = ExitStatus(code, None) if code >= 0 else ExitStatus(None, -code, killed, worker.frozen)
+        killed = code in (-signal.SIGKILL, _KILLED) and out_of_memory  # a shell tells of its child by such a code
+        by_code, by_signal = ExitStatus(code, None, killed), ExitStatus(None, -code, killed, worker.frozen)
+        worker.status = by_code if code >= 0 else by_signal
         if worker.pidfd >= 0:
             self._loop.remove_reader(worker.pidfd)
             os.close(worker.pidfd)

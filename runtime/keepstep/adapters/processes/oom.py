@@ -10,19 +10,26 @@ class OomKills:
 
     def __init__(self, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc, self._cgroup = proc, cgroup
-        self._known: dict[Path, int] = {}
+        self._known: dict[Path, tuple[int, int]] = {}
 
     def follow(self, pid: int) -> None:
         """Know the count before anything happens to a process."""
         for file in self._files(pid):
-            self._known.setdefault(file, _kills(file))
+            self._known.setdefault(file, (_kills(file),) * 2)
+
+    def age(self) -> None:
+        """Forget what was counted before the last call: whoever dies from now on did not die of that.
+
+        Not what came since: a large process takes a while to be gone.
+        """
+        self._known = {file: (newer, _kills(file)) for file, (_, newer) in self._known.items()}
 
     def strike(self, pid: int) -> bool:
-        """Whether the kernel has killed somebody in the group of a process that has just died, since last asked."""
+        """Whether the kernel has of late killed somebody in the group of a process that has just died, told once."""
         grown = False
         for file in self._files(pid):
-            before, now = self._known.get(file, 0), _kills(file)
-            self._known[file] = now
+            (before, _), now = self._known.get(file, (0, 0)), _kills(file)
+            self._known[file] = (now, now)
             grown = grown or now > before
         return grown
 
