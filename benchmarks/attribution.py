@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.journals import Journals
 from benchmarks.recovery import terminate
+from keepstep.adapters.processes.host import AGE_S
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = ROOT / "benchmarks" / "attribution_job.py"
@@ -98,15 +99,17 @@ class Job:
 
 
 class Cage:
-    """A control group in which a process may take only a little more memory than it has."""
+    """A control group in which a process may take only a little more memory than it has.
+
+    What it has stays charged to the group that it comes from, so that the limit is what is new.
+    """
 
     def __init__(self, pid: int) -> None:
         unified = (_GROUPS / "cgroup.controllers").exists()
         self._folder = (_GROUPS if unified else _GROUPS / "memory") / f"keepstep-{os.getpid()}-{pid}"
         self._folder.mkdir()
-        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         limit = self._folder / ("memory.max" if unified else "memory.limit_in_bytes")
-        limit.write_text(str(resident + ROOM_BYTES))
+        limit.write_text(str(ROOM_BYTES))
         (self._folder / "cgroup.procs").write_text(str(pid))
 
     def open(self) -> None:
@@ -117,8 +120,10 @@ class Cage:
 
 def inflict(job: Job, kind: str, rank: int) -> Cage | None:
     """Do it, or have it done."""
-    pid = job.worker(rank)
-    cage = Cage(pid) if kind == "memory" else None
+    pid, cage = job.worker(rank), None
+    if kind == "memory":
+        cage = Cage(pid)
+        time.sleep(2 * AGE_S)  # nobody moves a process of a container's: its host looks now and then where it is
     if kind == "kill":
         os.kill(pid, signal.SIGKILL)
     else:

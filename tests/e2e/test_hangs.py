@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -46,5 +47,8 @@ def test_a_hang_is_found_and_the_culprit_named(how: str, tmp_path: Path) -> None
     assert allowed[0].startswith(f"hang on {CULPRIT} rank 1 "), allowed
     assert TOLD[how] in allowed[0], allowed
     for rank, name in enumerate(run.names):
-        folder = run.folder / "hosts" / name / "output" / "data" / "keepstep" / name / "stacks"
-        assert "Python stacks of process" in (folder / f"generation-1-rank-{rank}.txt").read_text()
+        kept = f"generation-1-rank-{rank}.txt"
+        text = (run.folder / "hosts" / name / "output" / "data" / "keepstep" / name / "stacks" / kept).read_text()
+        assert re.match(r"Python stacks of process \d+, (read|written) by", text), text
+        stored = [path.read_text() for path in run.folder.glob(f"store/**/notes/stacks/{name}/{kept}")]
+        assert stored == [text]

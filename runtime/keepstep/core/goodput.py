@@ -30,6 +30,7 @@ class Bucket(StrEnum):
     START = "start"
     """Until the first worker runs: hosts that are waited for, the first agreement; a worker's own start."""
     IMPORT = "import"
+    """What a script does before it comes to its training."""
     TRACING = "tracing"
     """From the restored state, or from nothing, to the first completed step."""
     PRODUCTIVE = "productive"
@@ -81,7 +82,7 @@ def after(account: Account, state: State, event: e.Event, now: float) -> Account
     seconds = dict(until(account, now, account.bucket).seconds)
     marks, worker_id, fault_at = account.marks, account.worker_id, account.fault_at
     worker = state.workers[0] if state.workers else None
-    _move_what_is_measured(seconds, state, event)
+    _move_what_is_measured(seconds, state, event, now)
     if state.recovery is not None and state.recovery.fault_at != fault_at:
         fault_at = state.recovery.fault_at
         unnoticed_s = min(max(0.0, now - fault_at), max(0.0, now - account.at) + _since(account, fault_at))
@@ -163,8 +164,12 @@ def resumed(account: Account, at: float, gap: Bucket) -> Account:
     return until(evolve(account, bucket=gap), at, Bucket.START)
 
 
-def _move_what_is_measured(seconds: dict[Bucket, float], state: State, event: e.Event) -> None:
-    if isinstance(event, e.SnapshotSealed):
+def _move_what_is_measured(seconds: dict[Bucket, float], state: State, event: e.Event, now: float) -> None:
+    if isinstance(event, e.WorkerJoined):
+        for worker in state.workers:  # so it was not training all the while
+            if worker.worker_id == event.worker_id and not worker.stepped:
+                _move(seconds, Bucket.PRODUCTIVE, Bucket.IMPORT, now - worker.started_at - SILENT_S)
+    elif isinstance(event, e.SnapshotSealed):
         _move(seconds, Bucket.PRODUCTIVE, Bucket.SNAPSHOT, event.seconds)
     elif isinstance(event, e.StepsSampled):
         _move(seconds, Bucket.PRODUCTIVE, Bucket.WAITING, event.waited_s)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.core import events as e
 from keepstep.core import goodput
 from keepstep.core.goodput import Account, Bucket, productive_at, resumed
 from tests.scenarios.stage import START, Stage
@@ -45,6 +46,19 @@ def test_what_is_done_again_was_lost_and_a_fault_is_detected_late():
     assert stage.account.worker_id == "one.1"
     lost = stage.seconds()["lost_steps"]
     assert lost == pytest.approx(2.0, abs=0.1)
+    assert stage.account.total_s == pytest.approx(stage.now - START)
+
+
+def test_a_script_that_comes_to_its_training_late_has_not_trained_before():
+    stage = Accounted(hosts=1)
+    stage.starts()
+    stage.happens(e.WorkerStarted(stage.worker, 7))
+    stage.happens(e.WorkerHello(stage.worker))
+    stage.waits("100")
+    stage.waits("100")
+    assert stage.seconds()["productive"] == pytest.approx(100.0)
+    stage.happens(e.WorkerJoined(stage.worker, "loop"))
+    assert stage.seconds() == {"import": 200.0}
     assert stage.account.total_s == pytest.approx(stage.now - START)
 
 

@@ -25,8 +25,8 @@ STOP_S = 10.0
 """How long a killed process may take to go: freeing a large memory takes time, a hanging driver takes for ever."""
 RETRY_S = 0.01
 """How soon to look again where the kernel has no pidfd to wait for."""
-AGE_S = 15.0
-"""Nobody dies of a lack of memory that long, nor twice as long, after the kernel has killed for it."""
+AGE_S = 5.0
+"""How often to look where the processes are; nobody dies of a lack of memory twice as long after the kernel killed."""
 _KILLED = 128 + signal.SIGKILL
 
 

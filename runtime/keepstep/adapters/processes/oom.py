@@ -4,32 +4,41 @@ from __future__ import annotations
 
 from pathlib import Path
 
+_READINGS = 3
+
 
 class OomKills:
     """Counts whom the kernel has killed for want of memory, in each control group that a worker was seen in."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc, self._cgroup = proc, cgroup
-        self._known: dict[Path, tuple[int, int]] = {}
+        self._followed: dict[int, set[Path]] = {}
+        self._known: dict[Path, tuple[int, ...]] = {}
 
     def follow(self, pid: int) -> None:
         """Know the count before anything happens to a process."""
         for file in self._files(pid):
-            self._known.setdefault(file, (_kills(file),) * 2)
+            self._known.setdefault(file, (_kills(file),) * _READINGS)
+            self._followed.setdefault(pid, set()).add(file)
 
     def age(self) -> None:
-        """Forget what was counted before the last call: whoever dies from now on did not die of that.
+        """Look again where the processes are, and forget the oldest counts: nobody dies of those any more.
 
-        Not what came since: a large process takes a while to be gone.
+        What was counted in between stays: a large process takes a while to be gone.
         """
-        self._known = {file: (newer, _kills(file)) for file, (_, newer) in self._known.items()}
+        for pid in self._followed:
+            self.follow(pid)
+        self._known = {file: (*counts[1:], _kills(file)) for file, counts in self._known.items()}
 
     def strike(self, pid: int) -> bool:
-        """Whether the kernel has of late killed somebody in the group of a process that has just died, told once."""
+        """Whether the kernel has of late killed somebody in a group of a process that has just died, told once.
+
+        Where that process was is known from before: version 1 has none of the dead in a group any more.
+        """
         grown = False
-        for file in self._files(pid):
-            (before, _), now = self._known.get(file, (0, 0)), _kills(file)
-            self._known[file] = (now, now)
+        for file in {*self._followed.pop(pid, ()), *self._files(pid)}:
+            before, now = self._known.get(file, (0,))[0], _kills(file)
+            self._known[file] = (now,) * _READINGS
             grown = grown or now > before
         return grown
 
