@@ -19,7 +19,7 @@ from pathlib import Path
 from keepstep.adapters.clock import sleep
 from keepstep.core.values import frozen
 
-_SPY_S, _NATIVE_S, _ANSWER_S = 10.0, 20.0, 2.0
+_SPY_S, _ANSWER_S = 10.0, 2.0
 _SAMPLES_PER_S = 50
 _TICKS = os.sysconf("SC_CLK_TCK")
 _THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")
@@ -71,13 +71,13 @@ async def python_stacks(pid: int) -> tuple[Thread, ...]:
     return parse_spy(text)
 
 
-async def native_stacks(pid: int) -> str:
-    """Native and Python stacks as text; the process is stopped while they are read.
+async def native_stacks(pid: int, limit_s: float) -> str:
+    """Native and Python stacks as text; the process is stopped while they are read, for no longer than this.
 
     Raises:
         OSError: they can not be had, for the reason given.
     """
-    return await _spy(("dump", "--native", "--pid", str(pid)), _NATIVE_S)
+    return await _spy(("dump", "--native", "--pid", str(pid)), limit_s)
 
 
 async def record(pid: int, seconds: float, file: Path) -> None:

@@ -135,7 +135,7 @@ class Probing:
     async def _keep(self, action: CollectStacks, pid: int, how: str, threads: Sequence[Thread]) -> None:
         parts = [f"Python stacks of process {pid}, {how}", stacks.show(threads)]
         try:
-            parts += ["native stacks", await stacks.native_stacks(pid)]
+            parts += ["native stacks", await stacks.native_stacks(pid, action.pause_s)]
         except OSError as error:
             parts.append(f"native stacks can not be had: {error}")
         parts += ["threads in the kernel: id, state, name, what it waits for", stacks.kernel_side(pid)]

@@ -144,12 +144,16 @@ class SamplePulse:
 
 @frozen
 class CollectStacks:
-    """Find out what a worker that stands still is doing, and keep the stacks of its threads with the job's output."""
+    """Find out what a worker that stands still is doing, and keep the stacks of its threads with the job's output.
+
+    It may be stopped meanwhile for `pause_s` seconds at the most: one that only waits must not be missed by the others.
+    """
 
     operation: str
     worker_id: str
     generation: int
     rank: int
+    pause_s: float
 
 
 @frozen

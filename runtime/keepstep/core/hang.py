@@ -41,7 +41,9 @@ def watch(turn: Turn) -> None:
     elif worker.looked_at < due_at or worker.stall is not None:
         turn.attempt(SamplePulse(f"pulse:{worker.worker_id}", worker.worker_id), Reason.PAST_DEADLINE)
     else:
-        collect = CollectStacks(f"stacks:{worker.worker_id}", worker.worker_id, worker.generation, worker.rank)
+        pause_s = turn.state.policy.coordination.lease  # half of what TensorFlow's heartbeats bear
+        operation = f"stacks:{worker.worker_id}"
+        collect = CollectStacks(operation, worker.worker_id, worker.generation, worker.rank, pause_s)
         detail = f"{worker.activity.value} for more than {wait_s:.0f} s"
         turn.attempt(collect, Reason.STACKS_WANTED, detail)
 
