@@ -26,7 +26,7 @@ class Process:
     def __init__(self, stat: bytes) -> None:
         """Take in a /proc/PID/stat; the command's name in it may hold anything, a bracket included."""
         fields = stat.rpartition(b")")[2].split()
-        self.zombie, self.frozen = fields[0] in (b"Z", b"X"), fields[0] in (b"T", b"t")
+        self.zombie, self.frozen = fields[0] in (b"Z", b"X"), fields[0] == b"T"
         self.parent, self.group, self.session = int(fields[1]), int(fields[2]), int(fields[3])
 
 
@@ -54,7 +54,7 @@ def is_alive(pid: int) -> bool:
 
 
 def is_frozen(pid: int) -> bool:
-    """Whether a process is stopped by a signal or by a debugger."""
+    """Whether a process is stopped by a signal; one that a debugger holds is not, as py-spy does for a while."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return Process(stat.read()).frozen

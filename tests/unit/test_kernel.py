@@ -108,3 +108,9 @@ def test_who_hears_a_signal() -> None:
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
         signal.signal(signal.SIGUSR2, previous)
+
+
+@pytest.mark.parametrize(("state", "frozen"), [("T", True), ("t", False), ("S", False), ("D", False)])
+def test_who_is_held_by_a_debugger_is_not_stopped_by_a_signal(state, frozen):
+    """py-spy holds a worker while it reads its native stacks: nobody is to blame for that."""
+    assert kernel.Process(f"7 (a) b) {state} 1 2 3 0".encode()).frozen is frozen
