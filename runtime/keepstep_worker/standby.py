@@ -28,10 +28,11 @@ LARGE = ("tensorflow", "keras", "tf_keras")
 _STANDBY_FD = "KEEPSTEP_STANDBY_FD"
 _ENDED = 0
 _PREFIXES = (
-    "ABSL_", "AUTOGRAPH_", "CUDA_", "CUDNN_", "DNNL_", "GLOG_", "GRPC_", "HDF5_", "HOROVOD_", "KERAS_", "KMP_", "LD_",
-    "MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PJRT_", "PROTOCOL_BUFFERS_",
-    "ROCM_", "TF_", "XLA_",
+    "ABSL_", "AUTOGRAPH_", "CUDA_", "CUDNN_", "DNNL_", "GLOG_", "GRPC_", "HDF5_USE_FILE_LOCKING", "HOROVOD_", "KERAS_",
+    "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PJRT_",
+    "PROTOCOL_BUFFERS_", "ROCM_", "TF_", "XLA_",
 )  # fmt: skip
+"""What an import sets itself is no setting of the script's: h5py's own sets other HDF5_ variables."""
 _NOT_READ_ON_IMPORT = frozenset({"TF_CONFIG"})
 
 Tell = Callable[[dict[str, Any]], None]
