@@ -97,9 +97,10 @@ def test_a_host_behind_a_throttled_line(tmp_path, hosts):
 @pytest.mark.skipif(bool(control_groups.missing("cpu")), reason=control_groups.missing("cpu"))
 def test_a_host_with_a_fifth_of_a_processor(tmp_path):
     run = spoilt(tmp_path, "health.preflight=exclude")
-    with control_group("cpu", cpu_max=A_FIFTH) as group, run:
+    with control_group("cpu", cpu_max=A_FIFTH) as group:
         run.after = lambda run: (group / "cgroup.procs").write_text(str(run.life(BAD).process.pid)) and None
-        assert set(ended(run).values()) == {0}
+        with run:
+            assert set(ended(run).values()) == {0}
         told = "".join(run.log(host) for host in run.names)
         assert f"| preflight finds: {BAD}: speed: " in told  # a busy moment may have another one measured slow, too
         assert excluded(run) and len(run.world(run.generations()[0]["number"])) == len(run.names) - 1
