@@ -41,6 +41,7 @@ _SAYS = (
 _KILLED = 128 + 9
 
 _AT_ONCE_S = 30.0
+"""A script that has run for so long may be in its training, though it reports no steps."""
 
 CLEAN_STOPS = frozenset({42, 143})
 """What TensorFlow's PreemptionCheckpointHandler exits with after it has saved: by itself, and on Google's machines."""
