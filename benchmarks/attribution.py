@@ -12,6 +12,7 @@ import os
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,8 @@ SETTINGS = (
 ROOM_BYTES = 256 << 20
 PATIENCE_S, POLL_S = 120.0, 0.05
 _TOLD = re.compile(r"(\w+) on (\S+) rank (\d+) ")
+_DEADLINE = re.compile(r"for more than (\d+) s")
+HANG_GOAL = 3.0
 _GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -50,6 +53,11 @@ class Job:
     def __init__(self, folder: Path, python: Path) -> None:
         self.folder = folder
         self.verdicts: list[str] = []
+        self.found: list[float] = []
+        """Of each hang: from the last sign of life to the verdict, over the deadline that was learnt."""
+        self._since: list[float] = []
+        self._deadlines: list[float] = []
+        self._judged_at = 0.0
         self._journals = Journals(folder / "run" / "hosts")
         self._worlds: Counter[str] = Counter()
         self._workers: dict[str, int] = {}
@@ -74,7 +82,17 @@ class Job:
             self._worlds[host] += 1
         elif event.get("kind") == "worker_started":
             self._workers[host] = event["pid"]
-        self.verdicts += [text for reason, text in turn.get("notes", ()) if reason == "restart_allowed"]
+        stall = event.get("stall") if event.get("kind") == "stacks_collected" else None
+        if stall is not None and stall["since"] > self._judged_at:
+            self._since.append(stall["since"])
+        for reason, text in turn.get("notes", ()):
+            if reason == "stacks_wanted":
+                self._deadlines.append(float(_DEADLINE.search(text)[1]))
+            elif reason == "restart_allowed":
+                self.verdicts.append(text)
+                if text.startswith("hang ") and self._since and self._deadlines:
+                    self.found.append((turn["now"] - min(self._since)) / max(self._deadlines))
+                self._since, self._deadlines, self._judged_at = [], [], turn["now"]
 
     def worlds(self) -> int:
         """How many generations have made a step on all hosts."""
@@ -166,12 +184,16 @@ def main() -> int:
     print(f"{'':10}" + "".join(f"{f'rank {rank}':>12}" for rank in range(HOSTS)))
     for kind in CAUSES:
         print(f"{kind:10}" + "".join(f"{f'{right[kind, r]} of {drawn[kind, r]}':>12}" for r in range(HOSTS)))
+    found = {"median": round(statistics.median(job.found), 2), "max": round(max(job.found), 2)} if job.found else {}
+    in_time = not job.found or max(job.found) <= HANG_GOAL
+    print(f"hangs found after {found} of the deadline, {len(job.found)} of them")
     print(json.dumps({
-        "name": "attribution", "value": sum(right.values()), "goal": options.faults, "ok": not wrong, "wrong": wrong,
+        "name": "attribution", "value": sum(right.values()), "goal": options.faults, "ok": not wrong and in_time,
+        "wrong": wrong, "hang_found_over_deadline": found, "hang_goal": HANG_GOAL,
         "faults": {kind: sum(drawn[kind, rank] for rank in range(HOSTS)) for kind in CAUSES}, "seed": options.seed,
         "load_average": os.getloadavg()[0],
     }))  # fmt: skip
-    return 0 if not wrong else 1
+    return 0 if not wrong and in_time else 1
 
 
 if __name__ == "__main__":

@@ -100,7 +100,9 @@ class Probed:
         model = keras.Sequential([keras.Input((SMALL_WIDTH,)), *layers])
         optimizer = keras.optimizers.SGD(1e-6)
         optimizer.build(model.trainable_variables)
-        data = iter(tf.data.Dataset.from_tensors(tf.random.normal((SMALL_WIDTH, SMALL_WIDTH))).repeat())
+        batches = tf.data.Dataset.from_tensors(tf.random.normal((SMALL_WIDTH, SMALL_WIDTH))).repeat()
+        # as a world of several ranks has them: there is a stamp more where these agree on a batch
+        data = iter(tf.distribute.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(batches))
 
         def traced(mark: Callable[..., None]) -> Callable[[], Any]:
             @tf.function
@@ -123,6 +125,8 @@ class Probed:
             kind: [traced(mark) for _ in range(TRACES)]
             for kind, mark in ((True, probe._mark), (False, lambda *_: None))
         }
+        if missing := [name for name, stamp in probe._probe.stamps.items() if stamp.handle is None]:
+            raise SystemExit(f"the probe has not traced {', '.join(missing)}")
 
     def block(self, probed: bool, number: int, count: int) -> float:
         """Mean seconds of a step of a block; the stored times are read as often as in steps of 50 ms."""

@@ -11,6 +11,7 @@ import json
 import os
 import select
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 MESSAGE_BYTES_MAX = 65536
@@ -28,6 +29,8 @@ class Channel:
         """Take over `endpoint`; every wait is bounded by an argument, not by the socket."""
         endpoint.setblocking(False)
         self._socket = endpoint
+        self.has_inquiries = False
+        """Whether the agent was told how to ask what this process is not about to say by itself."""
 
     @classmethod
     def from_fd(cls, fd: int) -> Channel:
@@ -38,20 +41,22 @@ class Channel:
     def close(self) -> None:
         self._socket.close()
 
-    def send(self, message: dict[str, Any], hint: bool = False) -> None:
+    def send(self, message: dict[str, Any], hint: bool = False, fds: Sequence[int] = ()) -> None:
         """Send one message.
 
         Args:
             message: what to say; its `kind` tells what the rest means.
             hint: drop it rather than wait where the agent does not keep up (it reads the same from the wire).
+            fds: descriptors that the agent gets with it; this process's own stay open.
 
         Raises:
             ChannelClosed: the agent has gone.
         """
         packet = json.dumps(message, separators=(",", ":")).encode()
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         while True:
             try:
-                self._socket.send(packet, socket.MSG_NOSIGNAL)
+                self._socket.sendmsg([packet], rights, socket.MSG_NOSIGNAL)
                 return
             except BlockingIOError:
                 if hint:

@@ -66,6 +66,12 @@ def describe(error: BaseException, rank: int, generation: int, step: int) -> dic
     }
 
 
+def silence(rank: int, generation: int) -> dict[str, Any]:
+    """Return what a failure file says of a rank that has ended without a word of its own."""
+    said = {"type": "", "module": "", "message": "", "traceback": "", "step": 0, "victim": False}
+    return {**said, "rank": rank, "generation": generation, "time_unix": time.time()}
+
+
 def write(path: str, description: dict[str, Any]) -> None:
     """Put a description where the agent looks for it, whole or not at all; that it can not be is no second error."""
     temporary = f"{path}.{os.getpid()}"

@@ -154,6 +154,17 @@ def _is_due(now_ns: int) -> bool:
     return True
 
 
+def is_ready(start_ns: int) -> bool | None:
+    """Return whether the gradients of the step begun at `start_ns` are ready; None where that is not measured.
+
+    May be called from any thread, while the one that trains waits for others.
+    """
+    stamp = _probe.stamps["gradients"]
+    if _probe.off or (stamp.handle is None and not stamp.eager_ns):
+        return None
+    return _read(stamp) > start_ns
+
+
 def returned_ns(start_ns: int) -> int:
     """Return when the last traced function of the step begun at `start_ns` came back; 0 where none did.
 

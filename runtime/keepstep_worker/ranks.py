@@ -21,11 +21,12 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from keepstep_worker import firsterror, identity, launcher
 from keepstep_worker.rank import VARIABLE, Ended, end_as, error_file, receive, send
-from keepstep_worker.wire import Orders, Seal, Wire
+from keepstep_worker.wire import INQUIRIES, Orders, Seal, Wire
 
 _LINGER_S = 1.0
 """How long a rank's last words may take through orted and mpirun."""
@@ -42,7 +43,7 @@ class _Rank:
 
     def __init__(self, line: socket.socket) -> None:
         self.line = line
-        self.local_rank = -1
+        self.number = self.local_rank = -1
         self.ended: Ended | None = None
         self.follows: Follower | None = None
         self.told = False
@@ -56,7 +57,9 @@ class _Rank:
 class Follower:
     """The agent's part towards a rank that restores what another one does, and saves nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_inquiries: Callable[[int], None]) -> None:
+        """Args: on_inquiries: given the descriptor by which the agent may ask the rank."""
+        self._on_inquiries = on_inquiries
         self.wire_fd = Wire.create()
         self._wire = Wire(self.wire_fd)
         self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -74,9 +77,14 @@ class Follower:
         send(self._ours, {"kind": "slabs", "slabs": slabs}, [state.fd] if slabs else [])
 
     def _hear(self) -> None:
-        """Nothing that it says matters, but it is not to wait until somebody listens."""
-        if not receive(self._ours)[0]:
+        """Little that it says matters, but it is not to wait until somebody listens."""
+        packet, fds = receive(self._ours)
+        if not packet:
             asyncio.get_running_loop().remove_reader(self._ours.fileno())
+        elif fds and json.loads(packet).get("kind") == INQUIRIES:
+            self._on_inquiries(fds[0])
+        for fd in fds:
+            os.close(fd)
 
 
 class Restored(NamedTuple):
@@ -163,9 +171,12 @@ class Host:
         return any(rank.ended is None for rank in self._ranks)
 
     def _show_error_of(self, rank: _Rank) -> None:
+        """What the rank that failed first has said is this host's error; of one that said nothing, whose end it is."""
         if self._file:
-            with contextlib.suppress(OSError):
+            try:
                 os.replace(error_file(self._file, rank.local_rank), self._file)
+            except OSError:
+                firsterror.write(self._file, firsterror.silence(rank.number, self._generation))
 
     # --- what ranks say ----------------------------------------------------------------------------------------------
 
@@ -188,8 +199,10 @@ class Host:
             return
         said = json.loads(packet)
         if said["kind"] == "hello":
+            rank.number = int(said["rank"])
             self._greet(rank, int(said["local_rank"]))
-            self._show_ring_of(rank, int(said["rank"]))
+            # the agent compares the steps of all ranks: have it read this one's, too
+            self._pass_up("ring", rank, [] if rank.follows is None else [rank.follows.wire_fd])
         elif said["kind"] == "told":
             rank.told = True
         elif said["kind"] == "restored":
@@ -207,18 +220,17 @@ class Host:
         if local_rank == 0:
             fds = self._inherited
         else:
-            rank.follows = Follower()
+            rank.follows = Follower(lambda fd: self._pass_up(INQUIRIES, rank, [fd]))
             fds = rank.follows.wire_fd, rank.follows.theirs.fileno()
         send(rank.line, {"kind": "line"}, list(fds))
         if rank.follows is not None:
             rank.follows.theirs.close()
         self._tell(rank)
 
-    def _show_ring_of(self, rank: _Rank, number: int) -> None:
-        """The agent compares the steps of all ranks: have it read this one's, too."""
-        fds = [] if rank.follows is None else [rank.follows.wire_fd]
+    def _pass_up(self, kind: str, rank: _Rank, fds: list[int]) -> None:
+        """Have the agent get something of a rank's."""
         with socket.socket(fileno=os.dup(self._inherited[1])) as line:
-            send(line, {"kind": "ring", "rank": number}, fds)
+            send(line, {"kind": kind, "rank": rank.number}, fds)
 
     def _tell(self, rank: _Rank) -> None:
         if rank.follows is not None and self._restored is not None:

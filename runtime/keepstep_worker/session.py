@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from keepstep_worker import identity as identities
-from keepstep_worker import probe, rank
+from keepstep_worker import inquiry, probe, rank
 from keepstep_worker import wire as wires
 from keepstep_worker.channel import Channel, ChannelClosed
 from keepstep_worker.fingerprint import Fingerprints
@@ -104,6 +104,7 @@ class Session:
         self._phase, self.last_step = wires.PHASE_JOINED, last_step
         self._publish()
         self._send({"kind": "joined", "how": kind, "last_step": last_step})
+        inquiry.offer(self._channel, lambda: self.start_ns)
 
     def restored(self) -> SlabView | None:
         """Return the state to go on from, None for a fresh start. Waits for the agent to hand the slab over.
@@ -116,13 +117,13 @@ class Session:
         while self._wire.read_orders().generation != self.identity.generation:
             if self.identity.local_rank > 0 and time.monotonic_ns() > give_up_ns:
                 raise RestoreError("the first rank of this host has not said what it restores: have all ranks do so")
-            self._wait()
+            self._receive()
         orders = self._orders()
         if orders.restore_slab == wires.NO_SLAB:
             rank.tell_restored(wires.NO_SLAB, 0, 0)
             return None
         while orders.restore_slab not in self._slabs:
-            self._wait()
+            self._receive()
         slab, step = orders.restore_slab, orders.restore_step
         try:
             seal = self._slabs.sealed(slab, step)
@@ -235,7 +236,7 @@ class Session:
         self._publish()
         orders = self._orders()  # read after publishing, so that a later hold finds the step gone
         while orders.hold and orders.drain_step == 0 and entered > self.completed_step:
-            self._wait()
+            self._receive()
             orders = self._orders()
         if orders.hold and orders.drain_step == entered > self.completed_step:
             self.entered_step = self.completed_step = entered
@@ -267,7 +268,7 @@ class Session:
         sealed = self._sealed_step == self.completed_step
         self._send({"kind": "drained", "step": self.completed_step, "sealed": sealed})
         while True:
-            self._wait(None)
+            self._receive(None)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -282,7 +283,7 @@ class Session:
                 if self._sealed_step != self.completed_step:
                     self._snapshot(forced=True)
                 self.drained()
-            self._wait()
+            self._receive()
 
     def _is_due(self, step: int, previous: int, orders: Orders) -> bool:
         """Whether there is to be a snapshot of a step that comes behind `previous`."""
@@ -327,7 +328,7 @@ class Session:
     def _granted(self, layout: int, patient: bool) -> int | None:
         """The slab to write to, None where there is none yet; a patient one waits for it."""
         while not self._slabs.answered(layout):
-            self._wait()
+            self._receive()
         self._poll()
         # a layout's first slabs and their first grant come by different ways: either may be first
         patient_until_ns = 0 if self._slabs.used(layout) else time.monotonic_ns() + _FIRST_GRANT_NS
@@ -335,7 +336,7 @@ class Session:
             slab = self._slabs.granted(self._orders().grant, layout, prepared=not patient)
             if slab is not None or not (patient or time.monotonic_ns() < patient_until_ns):
                 return slab
-            self._wait()
+            self._receive()
 
     def _skip(self) -> None:
         self.skipped += 1
@@ -379,10 +380,7 @@ class Session:
         while self._receive(0.0):
             pass
 
-    def _wait(self, timeout_s: float | None = _POLL_S) -> None:
-        self._receive(timeout_s)
-
-    def _receive(self, timeout_s: float | None) -> bool:
+    def _receive(self, timeout_s: float | None = _POLL_S) -> bool:
         try:
             received = self._channel.receive(timeout_s)
         except ChannelClosed:

@@ -32,6 +32,18 @@ def run_of(folder: Path, how: str, *knobs: str) -> LocalRun:
     return LocalRun(folder / "run", "hanging.py", [f"--how={how}"], options)
 
 
+def test_who_is_stuck_in_its_own_part_of_the_graph_is_told_from_who_waits_for_it(tmp_path: Path) -> None:
+    """All are in the same step of a loop of the script's own, in the same call, and a thread of the script lives on."""
+    options = [word for knob in QUICK for word in ("--set", knob)]
+    with LocalRun(tmp_path / "run", "loop.py", ["--loose", "--stuck=20", f"--steps={STEPS}"], options) as run:
+        assert run.wait() == 0, run.told()
+        assert run.left() == []
+    assert run.summary()["restarts"] == 1, run.told()
+    (told,) = [text for name in run.names for reason, text in run.notes(name) if reason == "restart_allowed"]
+    assert told.startswith(f"hang on {CULPRIT} rank 1 at step 20: pause, step 20 entered, gradients not ready"), told
+    assert "this thread is well" in run.log(CULPRIT)
+
+
 @pytest.mark.parametrize("how", list(TOLD))
 def test_a_hang_is_found_and_the_culprit_named(how: str, tmp_path: Path) -> None:
     with run_of(tmp_path, how if how != "stopped" else "none") as run:

@@ -102,9 +102,9 @@ def test_a_rank_that_is_killed_is_named_and_the_result_is_the_same(
         go_on()
         assert run.wait() == 0, run.told()
         assert run.left() == []
-    host = 1 if which == 0 else 2
+    host, rank = (1, 0) if which == 0 else (2, 2 * count - 1)
     (cause,) = root_causes(run)
-    wanted = tuple(f"killed on algo-{host} rank {host - 1} at step {step}" for step in (GATE_AT - 1, GATE_AT))
+    wanted = tuple(f"killed on algo-{host} rank {rank} at step {step}" for step in (GATE_AT - 1, GATE_AT))
     assert cause.startswith(wanted), cause
     assert run.summary()["generations"] == 2
     assert differences(run.results(), calm.results()) == []
@@ -115,11 +115,25 @@ def test_an_exception_in_a_rank_is_the_one_that_is_told(tmp_path: Path) -> None:
         assert run.wait() == 0, run.told()
         assert run.left() == []
     (cause,) = root_causes(run)
-    assert cause.startswith("user_code on algo-1 rank 0 at step "), cause
+    assert cause.startswith("user_code on algo-1 rank 1 at step "), cause
     assert cause.endswith(": ValueError: rank 1 does not like this step"), cause
     # mpirun puts its tag before each piece that it reads, which on a loaded machine is less than a line
     pieces = re.findall(r"\[1,1\]<stderr>:((?:(?!\[1,\d+\]<std).)*)", run.log("algo-1"))
     assert "ValueError: rank 1 does not like this step" in "".join(pieces), pieces
+
+
+def test_a_rank_that_hangs_is_told_from_the_others_of_its_host(tmp_path: Path) -> None:
+    knobs = ("launch.ranks=2", "hang.floor=3s", "hang.data=8s", "hang.pause=6s")
+    with run_of(tmp_path, *knobs, arguments=["--hang-at=20"]) as run:
+        assert run.wait() == 0, run.told()
+        assert run.left() == []
+    (cause,) = root_causes(run)
+    assert cause.startswith("hang on algo-2 rank 3 at step 20: "), cause
+    assert "ring.py:" in cause, cause
+    for rank in range(4):
+        name = f"algo-{1 + rank // 2}"
+        folder = run.folder / "hosts" / name / "output" / "data" / "keepstep" / name / "stacks"
+        assert re.match(r"Python stacks of process \d+", (folder / f"generation-1-rank-{rank}.txt").read_text())
 
 
 def test_a_slow_rank_is_told_from_the_others_of_its_host(tmp_path: Path) -> None:

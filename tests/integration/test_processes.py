@@ -86,7 +86,7 @@ def noted(path: Path) -> int:
     [
         ("sys.exit(0)", ExitStatus(0, None)),
         ("sys.exit(7)", ExitStatus(7, None)),
-        ("raise ValueError", ExitStatus(1, None)),
+        ("print('no', file=sys.stderr); sys.exit(1)", ExitStatus(1, None, last_words="no\n")),
         ("os.kill(os.getpid(), signal.SIGKILL)", ExitStatus(None, signal.SIGKILL)),
         ("os.abort()", ExitStatus(None, signal.SIGABRT)),
     ],

@@ -333,17 +333,14 @@ def polls(probe: NvmlProbe, every_s: float) -> Iterator[list[GpuSample]]:
 def until_free(probe: NvmlProbe, free: Mapping[str, int], limit_s: float) -> Iterator[dict[str, int]]:
     """Wait until no GPU has more bytes in use than `free` says, for `limit_s` seconds at most.
 
-    Yields what is held beyond that, by GPU: at first, and at the end unless that is the same moment.
+    Yields what is held beyond that, by GPU, at each look: who reads it sees whether the driver still answers.
     """
-    give_up, told = monotonic() + limit_s, False
+    give_up = monotonic() + limit_s
     while True:
         over = {uuid: used - free[uuid] for uuid, used in probe.held().items() if used > free.get(uuid, used)}
-        is_over = not over or monotonic() >= give_up
-        if is_over or not told:
-            yield over
-        if is_over:
+        yield over
+        if not over or monotonic() >= give_up:
             return
-        told = True
         threading.Event().wait(_FREE_POLL_S)
 
 

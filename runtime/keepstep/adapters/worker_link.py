@@ -63,6 +63,7 @@ class WorkerLink:
         self._orders = Orders()
         self._sampled = 0
         self._rings: dict[int, _Ring] = {}
+        self._inquiries: dict[int, socket.socket] = {}
         self.first_rank = -1
         """Of this host's ranks that mpirun has started; -1 where it has not."""
         self._wire_fd = -1
@@ -124,6 +125,31 @@ class WorkerLink:
         """By rank, of this host's ranks but the first: the newest step record of the last call, and those since."""
         read = {rank: ring.read() for rank, ring in self._rings.items()}
         return {rank: records for rank, records in read.items() if len(records) > 1}
+
+    def progress_of_others(self) -> dict[int, Progress]:
+        """By rank, of this host's ranks but the first: what it last published."""
+        return {rank: ring.wire.read_progress() for rank, ring in self._rings.items()}
+
+    async def is_ready(self, rank: int, timeout_s: float) -> bool | None:
+        """Ask a rank, first or other, whether the gradients of its step are ready; no answer in time is a no.
+
+        Returns:
+            None where it does not know, or can not be asked.
+        """
+        line = self._inquiries.get(rank)
+        if line is None:
+            return None
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.sock_sendall(line, b"ready?")
+                answer = json.loads(await loop.sock_recv(line, wires.ANSWER_BYTES_MAX))
+        except TimeoutError:
+            return False
+        except (OSError, ValueError):
+            return None
+        ready = answer.get("ready")
+        return ready if isinstance(ready, bool) else None
 
     def pid_of(self, rank: int) -> int:
         """The process of one of this host's ranks."""
@@ -236,6 +262,9 @@ class WorkerLink:
         for ring in self._rings.values():
             ring.wire.close()
         self._rings.clear()
+        for asked in self._inquiries.values():
+            asked.close()
+        self._inquiries.clear()
 
     def drain(self) -> None:
         """Take in what the worker had sent before it went."""
@@ -280,10 +309,18 @@ class WorkerLink:
                 if isinstance(message, dict):
                     if message.get("kind") == "ring":
                         self._take_ring(message.get("rank"), fds)
+                    elif message.get("kind") == wires.INQUIRIES:
+                        self._take_inquiries(message.get("rank", self.first_rank), fds)
                     else:
                         self._on_message(line.worker_id, message)
             for fd in fds:
                 os.close(fd)
+
+    def _take_inquiries(self, rank: object, fds: list[int]) -> None:
+        """A rank can be asked from now on."""
+        if isinstance(rank, int) and rank not in self._inquiries and fds:
+            self._inquiries[rank] = socket.socket(fileno=os.dup(fds[0]))
+            self._inquiries[rank].setblocking(False)
 
     def _take_ring(self, rank: object, fds: list[int]) -> None:
         """A rank of this host has come; without a descriptor, the first one, whose ring is the wire's."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from keepstep.adapters.clock import Clock, process_age_s
+from keepstep.adapters.clock import Clock, process_age_s, sleep
 from keepstep.core import goodput
 from keepstep.core.events import Event
 from keepstep.core.goodput import Account, Bucket
@@ -20,6 +20,7 @@ Ask = Callable[[Mapping[str, object]], Awaitable[dict[str, Any]]]
 _EVERY_S = 2.0
 """How often what is not known to init or to the metrics may be behind."""
 _STORE_S = 3.0
+_KEEP_EVERY_S = 60.0
 _MARKS_KEPT = 32
 FILE = "goodput.json"
 
@@ -39,7 +40,7 @@ class Accounting:
         self.earlier: dict[Bucket, float] = {}
         self._born_at = self.account.at
         self._told_at = 0.0
-        self._is_first = True
+        self._has_recalled = False
 
     def begin(self, init_pid: int, memo: Mapping[str, Any]) -> None:
         """Take over what a former agent of this container left, or begin where the container did."""
@@ -53,12 +54,12 @@ class Accounting:
                 tuple((int(step), float(seconds)) for step, seconds in kept["marks"]),
             )
             self.earlier = {Bucket(name): float(seconds) for name, seconds in kept["earlier"].items()}
-            self._born_at = float(kept["born_at"])
+            self._born_at, self._has_recalled = float(kept["born_at"]), bool(kept["recalled"])
         except (KeyError, TypeError, ValueError, AttributeError):
             self._born_at = now - process_age_s(init_pid)
             self.account = Account(self._born_at)
             return
-        self.account, self._is_first = goodput.resumed(left, now, Bucket.DETECT), False
+        self.account = goodput.resumed(left, now, Bucket.DETECT)
 
     def follow(self, state: State, event: Event, now: float) -> bool:
         """After each turn; True where it is time to tell init and the metrics."""
@@ -84,11 +85,12 @@ class Accounting:
             "marks": account.marks[-_MARKS_KEPT:],
             "earlier": dict(self.earlier),
             "born_at": self._born_at,
+            "recalled": self._has_recalled,
         }
 
     async def recall(self, ask: Ask) -> bool:
         """Take in what earlier attempts of the job came to on this host; False where the store can not say it."""
-        if not self._is_first:
+        if self._has_recalled:
             return True
         reply = await ask({"command": "recall", "place": self._place})
         if not reply.get("ok"):
@@ -98,20 +100,29 @@ class Accounting:
             seconds = {Bucket(name): float(value) for name, value in kept["seconds"].items()}
             between_s = max(0.0, self._born_at - float(kept["ended_at"]))
         except (KeyError, TypeError, ValueError, AttributeError):
+            self._has_recalled = True
             return True
         seconds[Bucket.BETWEEN] = seconds.get(Bucket.BETWEEN, 0.0) + between_s
-        self.earlier = seconds
+        self.earlier, self._has_recalled = seconds, True
         return True
 
-    async def remember(self, ask: Ask, recalled: asyncio.Task[bool]) -> None:
+    async def keep(self, ask: Ask) -> None:
+        """Leave the account now and then, for an attempt after one that has no end. Never returns where that goes.
+
+        What such an attempt came to behind the last of these counts as the time between the two.
+        """
+        while await self.recall(ask):
+            await sleep(_KEEP_EVERY_S)
+            await ask({"command": "note", "place": self._place, "text": self._text(self.account.at)})
+
+    async def remember(self, ask: Ask) -> None:
         """Leave the account for the next attempt; what is still to come counts as the time between the two.
 
-        Args:
-            recalled: what this is added to; where the store could not say it, what it holds is left as it is.
+        Where the store can not say what this is to be added to, it keeps what it has.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STORE_S):
-                if await recalled:
+                if await self.recall(ask):
                     await ask({"command": "note", "place": self._place, "text": self._close()})
 
     def write(self) -> None:
@@ -125,10 +136,13 @@ class Accounting:
     def _close(self) -> str:
         now = self._clock.now()
         self.account = goodput.until(self.account, now, Bucket.IDLE)
+        return self._text(now)
+
+    def _text(self, ended_at: float) -> str:
         return json.dumps({
             "host": self._host,
             "born_at": self._born_at,
-            "ended_at": now,
+            "ended_at": ended_at,
             "this_attempt_s": self.account.total_s,
             "seconds": self.seconds(),
         })  # fmt: skip

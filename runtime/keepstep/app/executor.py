@@ -7,9 +7,7 @@ an event that carries their operation.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Coroutine
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keepstep.adapters.clock import Clock, unix_time
@@ -18,6 +16,7 @@ from keepstep.adapters.processes import ExitStatus, ProcessHost, StopTimeout
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.app.coordination import Coordination
 from keepstep.app.cordoning import keep_cordons
+from keepstep.app.first_errors import first_error
 from keepstep.app.gpu_memory import GpuMemory
 from keepstep.app.launching import Launcher
 from keepstep.app.preflight import Preflight
@@ -242,7 +241,7 @@ class Executor:
             self._clock.now(),
             exit_code=status.exit_code,
             signal=status.signal,
-            error=read_first_error(self._launcher.error_file(worker_id)),
+            error=first_error(self._launcher.error_file(worker_id), status, unix_time()),
             out_of_memory=status.out_of_memory,
             frozen=status.frozen,
             entered=progress.entered_step,
@@ -328,14 +327,3 @@ class Executor:
                 metrics.preflight_flaw(report.label)
             case a.Measure.REPEAT:
                 metrics.repeated_step(report.label)
-
-
-def read_first_error(path: Path) -> FirstError | None:
-    """What a worker wrote down before it died; None where it wrote nothing that can be read."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        return FirstError(
-            str(raw["type"]), str(raw["message"])[:2000], float(raw["time_unix"]), int(raw["step"]), bool(raw["victim"])
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

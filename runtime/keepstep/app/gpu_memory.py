@@ -18,7 +18,9 @@ from keepstep.ports import GpuSample
 LIMIT_S = 10.0
 """A worker starts after that all the same: what is held may not be ours, or its owner never goes."""
 
-_SLACK_S, _LAST_WORDS_S = 5.0, 2.0
+_SILENT_S = 3.0
+"""A driver that says nothing for so long hangs; to begin with takes it up to a second."""
+_LAST_WORDS_S = 2.0
 _SLACK_BYTES = 256 << 20
 """What comes and goes with the driver's own doings."""
 
@@ -31,6 +33,7 @@ class GpuMemory:
         self._least: dict[str, int] = {}
         self._is_silent = False
         self._wait: asyncio.Task[None] | None = None
+        self._ends: list[asyncio.Task[None]] = []
 
     def saw(self, samples: Iterable[GpuSample]) -> None:
         """Take in what the probe has found."""
@@ -59,11 +62,12 @@ class GpuMemory:
         if self._wait is not None:
             self._wait.cancel()
             await asyncio.wait([self._wait])
+        if self._ends:
+            await asyncio.wait(self._ends)
 
     async def _until_free(self) -> None:
         try:
-            async with asyncio.timeout(LIMIT_S + _SLACK_S):
-                over = await self._ask({uuid: used + _SLACK_BYTES for uuid, used in self._least.items()})
+            over = await self._ask({uuid: used + _SLACK_BYTES for uuid, used in self._least.items()})
         except (OSError, ValueError) as error:  # TimeoutError is an OSError
             self._log(f"the GPUs' memory is not waited for: {str(error) or 'the driver gives no answer'}")
             return
@@ -78,16 +82,15 @@ class GpuMemory:
         )  # fmt: skip
         assert process.stdout is not None
         try:
-            over = await self._listen(process.stdout)
-            await process.wait()
+            return await self._listen(process.stdout)
         finally:
-            await end(process)
-        return over
+            ends = asyncio.create_task(end(process))  # one that hangs in its driver is not waited for
+            self._ends = [*(task for task in self._ends if not task.done()), ends]
 
     async def _listen(self, lines: asyncio.StreamReader) -> dict[str, int]:
         over: dict[str, int] = {}
         told = False
-        async for line in lines:
+        while line := await asyncio.wait_for(lines.readline(), _SILENT_S):
             over = json.loads(line)
             if over and not told:
                 told = True

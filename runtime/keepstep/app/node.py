@@ -126,11 +126,11 @@ class Agent:
             background: list[asyncio.Task[Any]] = [tasks.create_task(sensor) for sensor in sensors]
             background += [] if several is None else several.keep(tasks)
             self._revoke_former(coordination, tasks)
-            recalled = tasks.create_task(self._accounting.recall(storing.ask_store))
-            background += [recalled, tasks.create_task(recall_cordons(storing, supervisor.post))]
+            remembers = self._accounting.keep(storing.ask_store), recall_cordons(storing, supervisor.post)
+            background += [tasks.create_task(each) for each in remembers]
             code = await supervisor.run(executor.perform, lambda *turn: self._follow(turn, watching, tasks, metrics))
             metrics.up(False)
-            await self._leave(supervisor.state, storing, recalled)
+            await self._leave(supervisor.state, storing)
             await executor.close()
             await intermediate.finish()
             for task in background:
@@ -166,12 +166,12 @@ class Agent:
         if lease:
             tasks.create_task(coordination.revoke(int(lease)))
 
-    async def _leave(self, state: State, storing: Storing, recalled: asyncio.Task[bool]) -> None:
+    async def _leave(self, state: State, storing: Storing) -> None:
         """What is left in the store at the end, or taken from there."""
         if self._several is not None:
             await self._several.end(state, storing)
         if storing.has_store:
-            await self._accounting.remember(storing.ask_store, recalled)
+            await self._accounting.remember(storing.ask_store)
 
     def _follow(
         self, turn: tuple[State, e.Event, float], watching: Watching, tasks: asyncio.TaskGroup, metrics: Metrics

@@ -20,13 +20,15 @@ from keepstep.app.storing import Storing
 from keepstep.core.actions import CollectStacks, SamplePulse
 from keepstep.core.events import Event, PulseSampled, StacksCollected
 from keepstep.core.stalls import Activity, Stall
-from keepstep.core.values import frozen
-from keepstep_worker.wire import STACKS_SIGNAL
+from keepstep.core.values import evolve, frozen
+from keepstep_worker.wire import STACKS_SIGNAL, Progress
 
 _LOOK_S = 0.5
 """Over so long it is seen whether a process uses its processor."""
 _SPINS = 0.8
 """Processors in use at the least, where something spins."""
+_ANSWER_S = 2.0
+"""How long a worker may take to say whether its gradients are ready: its interpreter may be held by who does not."""
 _LAST_LOOK_S = 2.0
 """How long a worker that is to be killed may live for it."""
 _CALLS_MAX, _CALL_CHARACTERS_MAX = 6, 120
@@ -43,8 +45,19 @@ class LastLook:
     text: str
 
 
+@frozen
+class Found:
+    """A rank that was examined: its process, what that does, its threads, and how these were seen."""
+
+    rank: int
+    pid: int
+    stall: Stall
+    threads: tuple[Thread, ...]
+    how: str
+
+
 class Probing:
-    """Looks at this host's worker, and keeps the stacks that it finds."""
+    """Looks at this host's worker, at each of its ranks, and keeps the stacks that it finds."""
 
     def __init__(
         self,
@@ -75,18 +88,40 @@ class Probing:
             action: which worker.
             stacks_file: where it writes its stacks itself, where that is asked of it.
         """
-        progress = self._link.progress()
+        ranks = self._ranks(action)
         since = self._sampler.silent_since()
-        before = stacks.look(progress.pid)
-        await sleep(_LOOK_S)
-        after = stacks.look(progress.pid)
-        threads, how = await self._stacks(progress.pid, stacks_file)
+        at = self._first(action)
+        first, *others = await asyncio.gather(*[
+            self._examine(rank, seen, stacks_file if rank == at else None, since) for rank, seen in ranks.items()
+        ])  # fmt: skip
         self._sampler.sample()
-        activity, _ = self._sampler.pulse()
-        if self._link.progress() != progress or not progress.pid:
+        progress = self._link.progress()
+        if progress != ranks[at] or not progress.pid:
             self._post(StacksCollected(action.operation, action.worker_id, None))
             return
+        told = tuple(evolve(found.stall, rank=found.rank) for found in others)
+        own = evolve(first.stall, rank=first.rank) if told else first.stall
+        self._post(StacksCollected(action.operation, action.worker_id, own, told))
+        # what else there is to know takes longer, and nobody waits for it
+        await asyncio.gather(*[self._keep(action, found) for found in (first, *others)])
+
+    def _first(self, action: CollectStacks) -> int:
+        return self._link.first_rank if self._link.first_rank >= 0 else action.rank
+
+    def _ranks(self, action: CollectStacks) -> dict[int, Progress]:
+        """What this host's ranks have published, the first one's first."""
+        others = self._link.progress_of_others()
+        return {self._first(action): self._link.progress(), **{r: p for r, p in others.items() if p.pid}}
+
+    async def _examine(self, rank: int, progress: Progress, stacks_file: Path | None, since: float) -> Found:
+        """What one rank is doing, and where in its script."""
+        before = stacks.look(progress.pid)
+        asked = rank if self._link.first_rank >= 0 else -1
+        ready, _ = await asyncio.gather(self._link.is_ready(asked, _ANSWER_S), sleep(_LOOK_S))
+        after = stacks.look(progress.pid)
+        threads, how = await self._stacks(progress.pid, stacks_file)
         in_step, calls = read_threads(threads)
+        activity = self._sampler.activity_of(progress)
         stall = Stall(
             activity,
             round(since, 3),
@@ -97,10 +132,9 @@ class Probing:
             after.cpu_s - before.cpu_s >= _SPINS * _LOOK_S,
             calls,
             activity is not Activity.START,
+            ready if progress.entered_step > progress.completed_step else None,
         )
-        self._post(StacksCollected(action.operation, action.worker_id, stall))
-        # what else there is to know takes longer, and nobody waits for it
-        await self._keep(action, progress.pid, how, threads)
+        return Found(rank, progress.pid, stall, threads, how)
 
     async def look_last(self, worker_id: str) -> LastLook | None:
         """The Python stacks of a worker that a signal has stopped, and that is about to be killed; None of others."""
@@ -121,25 +155,28 @@ class Probing:
         """Keep what was seen; nobody waits for it."""
         await self._write(look.rank, look.generation, look.text, "was stopped by a signal")
 
-    async def _stacks(self, pid: int, file: Path) -> tuple[tuple[Thread, ...], str]:
-        """Python stacks by whatever way there is, and which it was."""
+    async def _stacks(self, pid: int, file: Path | None) -> tuple[tuple[Thread, ...], str]:
+        """Python stacks by whatever way there is, and which it was; `file`: where it writes them itself, if it does."""
         try:
             return await stacks.python_stacks(pid), "read by py-spy"
         except OSError as error:
             wrong = str(error)
+        if file is None:
+            return (), f"can not be had: {wrong}"
         try:
             return await stacks.ask_for_stacks(pid, STACKS_SIGNAL, file), f"written by the process ({wrong})"
         except OSError as error:
             return (), f"can not be had: {wrong}; {error}"
 
-    async def _keep(self, action: CollectStacks, pid: int, how: str, threads: Sequence[Thread]) -> None:
-        parts = [f"Python stacks of process {pid}, {how}", stacks.show(threads)]
+    async def _keep(self, action: CollectStacks, found: Found) -> None:
+        pid = found.pid
+        parts = [f"Python stacks of process {pid}, {found.how}", stacks.show(found.threads)]
         try:
             parts += ["native stacks", await stacks.native_stacks(pid, action.pause_s)]
         except OSError as error:
             parts.append(f"native stacks can not be had: {error}")
         parts += ["threads in the kernel: id, state, name, what it waits for", stacks.kernel_side(pid)]
-        await self._write(action.rank, action.generation, "\n\n".join(parts) + "\n", "stands still")
+        await self._write(found.rank, action.generation, "\n\n".join(parts) + "\n", "stands still")
 
     async def _write(self, rank: int, generation: int, text: str, why: str) -> None:
         name = f"generation-{generation}-rank-{rank}.txt"

@@ -145,7 +145,11 @@ class Sampler:
 
     def pulse(self) -> tuple[Activity, float]:
         """What the worker is about, and for how many seconds of looking it has published nothing."""
-        return activity_of(self._seen, self._stepped, self._in_a_loop), self._silent_s
+        return self.activity_of(self._seen), self._silent_s
+
+    def activity_of(self, progress: Progress) -> Activity:
+        """What a rank of this host is about."""
+        return activity_of(progress, self._stepped, self._in_a_loop)
 
     def silent_since(self) -> float:
         """Since when it has published nothing, unix seconds; time in which nobody looked does not count."""

@@ -6,6 +6,7 @@ from typing import Literal
 
 from keepstep.core.charge_events import ChargesKept as ChargesKept
 from keepstep.core.failures import Charges
+from keepstep.core.failures import FirstError as FirstError
 from keepstep.core.files_events import FilesCopied as FilesCopied
 from keepstep.core.files_events import FilesKept as FilesKept
 from keepstep.core.files_events import FilesPutBack as FilesPutBack
@@ -48,17 +49,6 @@ class Head:
     step: int
     digest: str
     manifest: str
-
-
-@frozen
-class FirstError:
-    """What a worker wrote down before it died."""
-
-    error_type: str
-    message: str
-    at: float
-    step: int
-    victim: bool
 
 
 @frozen

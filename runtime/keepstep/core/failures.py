@@ -40,6 +40,27 @@ class Failure:
 
 
 @frozen
+class FirstError:
+    """What a worker, or a library in it, had written down before it died.
+
+    Attributes:
+        error_type: the exception's class, or the library that ended the process; empty where neither is known.
+        at: unix seconds.
+        victim: it follows from another worker's death.
+        rank: whose it is, of a host with several ranks, too; -1 where that was not said.
+        traceback: its end, as Python prints it; empty where there is none.
+    """
+
+    error_type: str
+    message: str
+    at: float
+    step: int
+    victim: bool
+    rank: int = -1
+    traceback: str = ""
+
+
+@frozen
 class LedgerEntry:
     """A failure that was charged to a budget: unix seconds, signature, step; the rule whose own it was, if any."""
 

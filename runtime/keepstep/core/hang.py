@@ -106,7 +106,7 @@ def failures_of(turn: Turn, generation: GenerationRecord, statuses: dict[str, St
     found = []
     for host, stall in stalls.items():
         if stall in named:
-            rank = generation.rank_of(host)
+            rank = stall.rank if stall.rank >= 0 else generation.rank_of(host)
             whole = "no rank is behind the others: " if 1 < len(named) == len(stalls) else ""
             failure = Failure(FailureCause.HANG, host, stall.since, rank, stall.entered, message=whole + tell(stall))
             found.append(failure)
@@ -116,8 +116,9 @@ def failures_of(turn: Turn, generation: GenerationRecord, statuses: dict[str, St
 def tell(stall: Stall) -> str:
     """A line for people: where the worker stands, and in which calls."""
     states = {"T": ", stopped by a signal", "t": ", stopped by a debugger", "D": ", in uninterruptible sleep"}
+    ready = {True: ", gradients ready", False: ", gradients not ready", None: ""}[stall.ready]
     calls = f", in {'; '.join(stall.calls)}" if stall.calls else ""
-    return f"{stall.activity.value}, step {stall.entered} entered{states.get(stall.process, '')}{calls}"
+    return f"{stall.activity.value}, step {stall.entered} entered{ready}{states.get(stall.process, '')}{calls}"
 
 
 def culprits(stalls: Sequence[Stall]) -> list[Stall]:
@@ -129,6 +130,7 @@ def culprits(stalls: Sequence[Stall]) -> list[Stall]:
         lambda stall: stall.process in ("T", "t", "D"),
         lambda stall: stall.activity is Activity.START,
         lambda stall: (stall.completed, stall.entered) == behind,
+        lambda stall: stall.ready is False and any(other.ready for other in stalls),
         lambda stall: not stall.in_step,
         lambda stall: not _common(stall, stalls),
         lambda stall: stall.spins,
@@ -215,5 +217,6 @@ def on_stacks_collected(turn: Turn, event: StacksCollected) -> None:
             turn.set_worker(worker.worker_id, sign_at=turn.now, looked_at=turn.now)
             turn.because(Reason.MOVES_AGAIN, f"rank {worker.rank}")
         else:
-            turn.set_worker(worker.worker_id, stall=event.stall)
-            turn.because(Reason.STALLED, tell(event.stall))
+            stall = culprits([event.stall, *event.others])[0]
+            turn.set_worker(event.worker_id, stall=stall)
+            turn.because(Reason.STALLED, tell(stall))

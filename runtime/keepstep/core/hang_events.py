@@ -38,9 +38,13 @@ class WorkerDivides:
 
 @frozen
 class StacksCollected:
-    """What a worker that stood still was found doing; None where it had gone on by the end of it."""
+    """What a worker that stood still was found doing; None where it had gone on by the end of it.
+
+    `others`: the same of this host's other ranks, where mpirun has started several.
+    """
 
     operation: str
     worker_id: str
     stall: Stall | None
+    others: tuple[Stall, ...] = ()
     kind: Literal["stacks_collected"] = "stacks_collected"

@@ -23,9 +23,10 @@ _EXIT_CODES = {
 _OUT_OF_MEMORY = frozenset({"MemoryError", "ResourceExhaustedError"})
 """Python's own, and TensorFlow's of a device."""
 
-_OF_A_LIBRARY = frozenset(
-    {"InternalError", "UnknownError", "FailedPreconditionError", "XlaRuntimeError", "JaxRuntimeError"}
-)
+_OF_A_LIBRARY = frozenset({
+    "InternalError", "UnknownError", "FailedPreconditionError", "XlaRuntimeError", "JaxRuntimeError",
+    "CUDA", "NCCL", "XLA", "TensorFlow",
+})  # fmt: skip
 _SAYS = (
     (
         FailureCause.OUT_OF_MEMORY,
@@ -92,7 +93,7 @@ def classify_exit(host: str, rank: int, event: WorkerExited) -> Failure:
         cause,
         host,
         event.at if error is None else min(error.at, event.at),
-        rank,
+        rank if error is None or error.rank < 0 else error.rank,
         max(event.entered, event.completed),
         event.exit_code,
         event.signal,

@@ -35,6 +35,8 @@ class Stall:
         spins: it uses a processor all the time.
         calls: where in the script its threads are, innermost calls, at most a handful.
         joined: its script reports steps.
+        ready: its gradients of the step that it is in are ready; None where that is not measured.
+        rank: which one of a host with several; -1 where it is the host's only one.
     """
 
     activity: Activity
@@ -46,3 +48,5 @@ class Stall:
     spins: bool = False
     calls: tuple[str, ...] = ()
     joined: bool = True
+    ready: bool | None = None
+    rank: int = -1

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from common import FEATURES, build_model, dawdle, final_variables, keras, make_d
 BATCH, SAMPLES, SEED = 16, 150, 7
 
 
-def main() -> None:
+def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=80)
@@ -34,8 +36,13 @@ def main() -> None:
     parser.add_argument("--wrong-once", default="", help="rank that does so in the first generation")
     parser.add_argument("--gate", help="see common.py")
     parser.add_argument("--loose", action="store_true", help="leave op determinism off, so that gradients can be timed")
+    parser.add_argument("--stuck", type=int, default=0, help="step that rank 1's own part of never ends, once")
     parser.add_argument("--wide", type=int, default=0, help="see common.py; FOLDER/behind-RANK: snapshots copied so")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = read_options()
     several = bool(os.environ.get("TF_CONFIG"))
     once = os.environ.get("KEEPSTEP_GENERATION") == "1" and os.environ.get("KEEPSTEP_RANK") == args.wrong_once
     is_wrong = once or os.environ.get("SM_CURRENT_HOST") == args.wrong
@@ -50,9 +57,14 @@ def main() -> None:
         optimizer.build(model.trainable_variables)
         loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
+    never = tf.queue.FIFOQueue(1, tf.float32) if args.stuck else None
+
     @tf.function
-    def train_step(batch: Any) -> Any:
+    def train_step(batch: Any, is_stuck: Any = False) -> Any:
         def replica(inputs: Any, labels: Any) -> Any:
+            if never is not None:
+                with tf.control_dependencies([tf.cond(is_stuck, never.dequeue, lambda: 0.0)]):
+                    inputs = tf.identity(inputs)
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(loss_of(labels, model(inputs, training=True))) / BATCH
             gradients = tape.gradient(loss, model.trainable_variables)
@@ -72,16 +84,26 @@ def main() -> None:
         x[order[(args.poison - 1) * BATCH]] = np.nan
     data = run.dataset((x, y), global_batch=BATCH, seed=SEED, strategy=strategy)
     run.track(model=model, optimizer=optimizer, data=data)
+    stuck_at = args.stuck * (os.environ.get("KEEPSTEP_GENERATION") == "1" and run.rank == 1)
+    if stuck_at:
+        threading.Thread(target=live, daemon=True).start()
     for step in run.steps(args.steps):
         batch = next(data)
         if args.poison and np.isnan(batch[0].numpy()).any():
             raise ValueError("a sample is broken")
-        train_step(batch)
+        train_step(batch, *[tf.constant(step == stuck_at)] * bool(args.stuck))
         dawdle(args.pause)
         pass_gate(step)
     np.savez(args.out / f"{run.rank}.npz", position=np.array(data.position), **final_variables(model, optimizer))
     if args.wide:
         (args.out / f"behind-{run.rank}").write_text(str(len(behind)))
+
+
+def live() -> None:
+    """What a script's other threads do is no sign of its training."""
+    while True:
+        print("this thread is well", flush=True)
+        time.sleep(0.1)
 
 
 def count_copies() -> list[int]:

@@ -30,6 +30,7 @@ parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--gate", help="see common.py")
 parser.add_argument("--smddp", action="store_true")
 parser.add_argument("--raise-at", type=int, default=0, help="step that rank 1 does not survive, once")
+parser.add_argument("--hang-at", type=int, default=0, help="step behind which the last rank sleeps for ever, once")
 parser.add_argument("--slow", type=int, default=-1, help="rank that takes longer between its steps; times are taken")
 options = parser.parse_args()
 hvd = importlib.import_module("smdistributed.dataparallel.tensorflow" if options.smddp else "horovod.tensorflow")
@@ -71,6 +72,9 @@ for step in run.steps(options.steps):
         mark.touch()
         raise ValueError("rank 1 does not like this step")
     train_step(*next(data))
+    if step == options.hang_at and hvd.rank() == hvd.size() - 1 and not mark.exists():
+        mark.touch()
+        time.sleep(3600)
     common.pass_gate(step)
     time.sleep(options.pause + SLOW_S * (hvd.rank() == options.slow))
 if hvd.rank() == 0:

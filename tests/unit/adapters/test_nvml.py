@@ -181,3 +181,9 @@ def test_memory_that_stays_held_is_told_once_the_time_is_over():
 def test_memory_that_is_free_is_not_waited_for():
     probe = NvmlProbe(Driver({("nvmlDeviceGetMemoryInfo", 0): _Memory(500)}))
     assert list(nvml.until_free(probe, {"index-0": 500}, 3600.0)) == [{}]
+
+
+def test_each_look_is_told_so_that_a_driver_that_hangs_is_noticed():
+    probe = NvmlProbe(Driver({("nvmlDeviceGetMemoryInfo", 0): _Memory(900)}))
+    told = nvml.until_free(probe, {"index-0": 500}, 3600.0)
+    assert [next(told) for _ in range(3)] == [{"index-0": 400}] * 3

@@ -7,7 +7,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.adapters.processes.output import LINE_BYTES_MAX, LineCutter, LineQueue, LineSink
+from keepstep.adapters.processes.output import LAST_BYTES, LINE_BYTES_MAX, LineCutter, LineQueue, LineSink, OutputPump
 
 PREFIX = b"[algo-1 rank 0] "
 
@@ -34,6 +34,19 @@ def test_what_is_held_back_is_bounded():
     chunk = b"x" * (LINE_BYTES_MAX // 4)
     assert [len(cutter.feed(chunk)) for _ in range(4)] == [0, 0, 0, len(PREFIX) + LINE_BYTES_MAX + 1]
     assert cutter.finish() == b""
+
+
+def test_the_end_of_what_was_passed_on_is_remembered():
+    passed, write_fd = os.pipe()
+    pump = OutputPump(PREFIX, LineSink(write_fd))
+    os.write(pump.write_fd, b"early" + b"x" * LAST_BYTES)
+    os.write(pump.write_fd, b"\nlast words\n")
+    os.close(pump.write_fd)
+    assert pump.join(timeout_s=30)
+    assert pump.last_words.endswith("x\nlast words\n")
+    assert len(pump.last_words) == LAST_BYTES
+    for fd in (passed, write_fd):
+        os.close(fd)
 
 
 def test_a_queue_of_lines_never_waits_and_counts_what_it_lost():

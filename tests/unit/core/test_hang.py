@@ -8,9 +8,9 @@ import pytest
 
 from keepstep.core import workers
 from keepstep.core.decide import initial_state
-from keepstep.core.events import FirstStepCompleted, StepsSampled
+from keepstep.core.events import FirstStepCompleted, StacksCollected, StepsSampled
 from keepstep.core.facts import Worker
-from keepstep.core.hang import culprits, deadline_s, tell
+from keepstep.core.hang import culprits, deadline_s, on_stacks_collected, tell
 from keepstep.core.policy import Hang
 from keepstep.core.stalls import Activity, Stall
 from keepstep.core.state import Turn
@@ -64,6 +64,10 @@ def waits(entered: int = 10, completed: int = 9, **found: object) -> Stall:
         ([waits(process="D"), waits()], [0]),  # the kernel does not let it go
         ([waits(9, 9), waits(process="T")], [1]),  # a stopped one tells more than one that is behind
         ([waits(), Stall(Activity.START, 1.0, joined=False)], [1]),
+        ([waits(ready=True), waits(ready=False), waits(ready=True)], [1]),  # its own part of the step is not done
+        ([waits(ready=False), waits(ready=False), waits(in_step=False)], [2]),  # nobody's is
+        ([waits(ready=None), waits(ready=False), waits(spins=True)], [2]),  # nothing to compare it with
+        ([waits(9, 9), waits(ready=True), waits(ready=False)], [0]),  # who has not entered the step is behind all
         ([waits(), waits(in_step=False)], [1]),  # its main thread is in the script: a lock, a generator
         ([waits(), waits(calls=("train.py:50 main", "train.py:7 load"))], [1]),  # a thread of its data
         ([waits(), waits(spins=True)], [1]),
@@ -80,6 +84,18 @@ def test_who_is_waited_for_is_named(stalls, named):
 def test_what_is_told_says_where_it_stands():
     stall = waits(process="T", calls=("train.py:30 wait", "data.py:7 load"))
     assert tell(stall) == "step, step 10 entered, stopped by a signal, in train.py:30 wait; data.py:7 load"
+
+
+@pytest.mark.parametrize(("ready", "wanted"), [(True, ", gradients ready"), (False, ", gradients not ready")])
+def test_what_is_told_says_whether_gradients_are_ready(ready, wanted):
+    assert tell(waits(ready=ready, calls=())) == f"step, step 10 entered{wanted}"
+
+
+def test_of_a_hosts_ranks_the_one_is_told_that_the_others_wait_for():
+    state = replace(initial_state(a_job(), load_policy("default"), 1.0), workers=(Worker("w", 1, 0, 1.0),))
+    turn, first, last = Turn(state, 60.0), waits(rank=0), waits(9, 9, rank=3)
+    on_stacks_collected(turn, StacksCollected("stacks:w", "w", first, (waits(rank=1), last)))
+    assert turn.state.workers[0].stall == last
 
 
 def test_the_first_step_is_no_measure_of_the_others():

@@ -106,6 +106,26 @@ def test_a_failure_is_dated_by_the_exception_where_there_is_one():
     assert (failure.at, failure.step, failure.rank, failure.error_type) == (4.0, 8, 2, "ValueError")
 
 
+@pytest.mark.parametrize(("said", "wanted"), [(5, 5), (-1, 2)])
+def test_a_host_with_several_ranks_says_which_one_failed(said, wanted):
+    error = FirstError("ValueError", "bad", 4.0, 3, False, rank=said)
+    assert classify_exit("algo-1", 2, WorkerExited("w", 5.0, exit_code=1, error=error)).rank == wanted
+
+
+@pytest.mark.parametrize(
+    ("library", "message", "cause"),
+    [
+        ("CUDA", ECC, FailureCause.GPU_FAULT),
+        ("TensorFlow", "could not synchronize: CUDA_ERROR_OUT_OF_MEMORY", FailureCause.OUT_OF_MEMORY),
+        ("TensorFlow", "Check failed: a == b (1 vs. 2)", FailureCause.KILLED),
+        ("", "", FailureCause.KILLED),
+    ],
+)
+def test_what_a_library_printed_before_it_ended_the_process_is_believed(library, message, cause):
+    error = FirstError(library, message, 4.0, 3, False)
+    assert classify_exit("algo-1", 0, WorkerExited("w", 5.0, signal=6, error=error)).cause is cause
+
+
 def test_a_planned_restart_costs_nothing():
     ledger = (an_entry(a_failure(NOW - 5.0)),)
     verdict = judge(a_policy(budget="1 per 1h", ceiling=0), a_generation(ledger=ledger), None, NOW)

@@ -144,7 +144,7 @@ def test_a_drain_waits_for_it_and_has_nothing_more_to_write(agent, held, monkeyp
         if timeout_s is None:
             raise Ended
 
-    monkeypatch.setattr(held.session, "_wait", end)
+    monkeypatch.setattr(held.session, "_receive", end)
     held.goes_on.clear()
     held.train(1, 2)
     agent.order(hold=1, drain_step=3)

@@ -101,10 +101,10 @@ def say(*words):
     ("body", "code", "error"),
     [
         ("say('rank', rank, 'of', os.environ['KEEPSTEP_WORLD_SIZE'])", 0, None),
-        ("sys.exit(3) if rank == 1 else time.sleep(60)", 3, None),
-        ("sys.exit('no') if rank == 0 else time.sleep(60)", 1, None),
-        ("os.kill(os.getpid(), 9) if rank == 0 else time.sleep(60)", -9, None),
-        ("os.kill(os.getpid(), 11) if rank == 1 else time.sleep(60)", -11, None),
+        ("sys.exit(3) if rank == 1 else time.sleep(60)", 3, ("", "", 1)),
+        ("sys.exit('no') if rank == 0 else time.sleep(60)", 1, ("", "", 0)),
+        ("os.kill(os.getpid(), 9) if rank == 0 else time.sleep(60)", -9, ("", "", 0)),
+        ("os.kill(os.getpid(), 11) if rank == 1 else time.sleep(60)", -11, ("", "", 1)),
         ("time.sleep(60 * (1 - rank))\nraise ValueError('rank %d' % rank)", 1, ("ValueError", "rank 1", 1)),
     ],
 )

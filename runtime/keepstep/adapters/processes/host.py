@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from keepstep import kernel
 from keepstep.adapters.processes.oom import OomKills
 from keepstep.adapters.processes.output import LineSink, OutputPump, standard_sinks
-from keepstep.core.values import frozen
+from keepstep.core.values import evolve, frozen
 
 DRAIN_S = 2.0
 """How long an exit waits for the worker's last output, where the reader of ours is slow."""
@@ -62,12 +62,14 @@ class ExitStatus:
     Attributes:
         out_of_memory: the kernel had to kill somebody.
         frozen: it was stopped by a signal when it was told to end.
+        last_words: the end of what it wrote to standard error.
     """
 
     exit_code: int | None
     signal: int | None
     out_of_memory: bool = False
     frozen: bool = False
+    last_words: str = ""
 
     def __str__(self) -> str:
         return f"exit code {self.exit_code}" if self.signal is None else f"signal {self.signal}"
@@ -302,8 +304,7 @@ class ProcessHost:
         out_of_memory = self._oom_kills.strike(worker.pid)
         code = worker.process.wait()
         killed = code in (-signal.SIGKILL, _KILLED) and out_of_memory  # a shell tells of its child by such a code
-        by_code, by_signal = ExitStatus(code, None, killed), ExitStatus(None, -code, killed, worker.frozen)
-        worker.status = by_code if code >= 0 else by_signal
+        worker.status = ExitStatus(code, None, killed) if code >= 0 else ExitStatus(None, -code, killed, worker.frozen)
         if worker.pidfd >= 0:
             self._loop.remove_reader(worker.pidfd)
             os.close(worker.pidfd)
@@ -342,6 +343,7 @@ class ProcessHost:
             worker.timer.cancel()
         del self._workers[worker.worker_id]
         self._lingering = [pump for pump in (*self._lingering, *worker.pumps) if not pump.join(0)]
+        worker.status = evolve(worker.status, last_words=worker.pumps[1].last_words)
         worker.reported.set_result(worker.status)
         self._on_exit(worker.worker_id, worker.status)
 
@@ -384,11 +386,10 @@ def _offer_to_the_oom_killer(pid: int, more: int) -> None:
 
 
 def _has_pidfd() -> bool:
-    try:
+    with contextlib.suppress(OSError):
         os.close(os.pidfd_open(os.getpid()))
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _is_dead(pid: int) -> bool:

@@ -20,6 +20,9 @@ LINE_BYTES_MAX = 8 * 1024 * 1024
 PIPE_BYTES = 1024 * 1024
 """What a pipe is asked to hold; Linux lets everybody have that much by default."""
 
+LAST_BYTES = 16_384
+"""So much of a stream's end is remembered: a crash prints its reason, and then perhaps its stacks."""
+
 
 class LineCutter:
     """Turns a stream of bytes into whole prefixed lines."""
@@ -146,9 +149,15 @@ class OutputPump:
         self._lock = threading.Lock()
         self._on_drained: Callable[[], None] | None = None
         self._closing = self._ended = False
+        self._last = b""
         self._thread = threading.Thread(target=self._run, name=prefix.decode("utf-8", "replace").strip(), daemon=True)
         if not held:
             self._thread.start()
+
+    @property
+    def last_words(self) -> str:
+        """The end of what was passed on."""
+        return self._last.decode("utf-8", "replace")
 
     def release(self, prefix: bytes, sink: LineSink) -> None:
         """Begin to pass on, to here and under this prefix, what a held worker has written and will write."""
@@ -219,6 +228,7 @@ class OutputPump:
                 return True
             if not chunk:
                 return False
+            self._last = (self._last + chunk)[-LAST_BYTES:]
             self._sink.write(self._cutter.feed(chunk))
             passed_bytes += len(chunk)
         return True
