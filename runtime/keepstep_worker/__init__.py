@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keepstep_worker.feeding import data_service
     from keepstep_worker.run import Run, join
+    from keepstep_worker.sources import Loaded
+    from keepstep_worker.tfrecords import TfRecords
 
 __version__ = "0.1.0"
-__all__ = ["Run", "data_service", "join"]
+__all__ = ["Loaded", "Run", "TfRecords", "data_service", "join"]
+
+
+_PLACES = {
+    "Loaded": "sources", "Run": "run", "TfRecords": "tfrecords", "data_service": "feeding", "join": "run",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Import the run API on first use: the agent imports this package for `wire` alone."""
-    if name == "data_service":
-        from keepstep_worker import feeding
+    """Import what scripts use on first use: the agent imports this package for `wire` alone."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
 
-        return feeding.data_service
-    if name in __all__:
-        from keepstep_worker import run
-
-        return getattr(run, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)

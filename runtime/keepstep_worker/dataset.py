@@ -1,4 +1,4 @@
-"""In-memory data whose position is a number: every sample of an epoch once, at any world size, from any interruption.
+"""Data whose position is a number: every sample of an epoch once, at any world size, from any interruption.
 
 The order of an epoch is a pure function of seed and epoch. A global batch is a range of that order, and a rank's part
 of it a range of that range; so what is left of an epoch does not depend on who has taken the samples before.
@@ -7,34 +7,11 @@ of it a range of that range; so what is left of an epoch does not depend on who 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from keepstep_worker.sources import Loading, Part, Position, Stream, map_structure, next_batch, open_source
 from keepstep_worker.waits import Waits
-
-
-class Position(NamedTuple):
-    """What has been taken: `offset` samples of epoch `epoch`."""
-
-    epoch: int = 0
-    offset: int = 0
-
-
-class Part(NamedTuple):
-    """A rank's range of a global batch: places in the epoch's order."""
-
-    begin: int
-    end: int
-
-
-def next_batch(position: Position, size: int, global_batch: int, drop_remainder: bool) -> tuple[Position, Part]:
-    """Return the position after the next global batch, and the batch's range; epochs follow each other without end."""
-    epoch, offset = position
-    left = size - offset
-    if left <= 0 or (drop_remainder and left < global_batch):
-        epoch, offset, left = epoch + 1, 0, size
-    end = offset + min(global_batch, left)
-    return Position(epoch, end), Part(offset, end)
 
 
 def part_of(batch: Part, index: int, count: int) -> Part:
@@ -86,18 +63,18 @@ class Shard(NamedTuple):
 
 
 class Dataset:
-    """An endless iterator over this rank's parts of global batches of arrays.
+    """An endless iterator over this rank's parts of global batches of samples.
 
     Any sequence of worlds takes every sample of an epoch once: each begins where the state that it goes on from ends.
 
-    `next()` gives the source's structure (an array, a tuple or a dictionary of arrays) with the rank's samples; where
+    `next()` gives a sample's structure (an array, a tuple or a dictionary of arrays) with the rank's samples; where
     there are several local replicas, a per-replica value of the strategy that was given.
 
     Attributes:
-        size: samples in an epoch.
         position: what was taken.
         batch_samples: samples of the newest global batch, over all ranks; 0 before the first.
         waits: when batches were asked for, and when they were there.
+        again_ns: nanoseconds that going on cost, of samples read only to come to where the training was.
     """
 
     def __init__(
@@ -113,33 +90,36 @@ class Dataset:
         """Check the source; NumPy arrays are not copied.
 
         Args:
-            source: arrays that have one sample for each index of their first dimension.
+            source: arrays that have one sample for each index of their first dimension; what is `Loaded` sample by
+                sample; or a function that returns an iterable of an epoch's samples, as a generator function does, or
+                a `tf.data.Dataset` of single samples. Such a function may take NumPy's generator of the epoch, to
+                draw an order by, and gives the same samples for the same generator; a `tf.data.Dataset` gives the
+                same each time, so that it must not shuffle anew for each iteration. Each rank reads all of them and
+                keeps its own; to go on in an epoch, it reads up to there.
             global_batch: samples in a step, over all ranks of the full world.
             seed: of the order of every epoch.
-            shuffle: False keeps the source's order.
+            shuffle: False keeps the source's order; a function's own order is always kept.
             drop_remainder: leave out an epoch's last batch where it is smaller than the others.
             shard: this rank among its peers.
 
         Raises:
             ValueError: arrays differ in length or are empty, or the batch is not between 1 and their length.
         """
-        import numpy
-
-        self._source, self._shard = _map(numpy.asarray, source), shard
-        sizes = {len(array) for array in _leaves(self._source)}
-        if len(sizes) != 1 or 0 in sizes:
-            raise ValueError(f"the source's arrays have {sorted(sizes)} samples; wanted equal lengths above 0")
-        self.size = sizes.pop()
-        if global_batch < 1 or (drop_remainder and global_batch > self.size):
+        self._source, self._shard = open_source(source, seed, shuffle), shard
+        if global_batch < 1 or (drop_remainder and 0 < self.size < global_batch):
             raise ValueError(f"global_batch is {global_batch}, with {self.size} samples")
         self._step_samples, self._seed = shard.batch_of(global_batch), seed
-        self._shuffle, self._drop_remainder = shuffle, drop_remainder
+        self._drop_remainder = drop_remainder
         self._local = 1 if shard.strategy is None else shard.strategy.num_replicas_in_sync // shard.world_size
-        self._order: tuple[int, Any] = (-1, None)
         self._divisor: Any = None
         self.position = Position()
-        self.batch_samples = 0
+        self.batch_samples = self.again_ns = 0
         self.waits = Waits()
+
+    def on_read(self, call: Callable[[], None]) -> None:
+        """Have somebody called once a second while samples are read only to come to where the training was."""
+        if isinstance(self._source, Stream):
+            self._source.on_read = call
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -147,14 +127,11 @@ class Dataset:
     def __next__(self) -> Any:
         """Return this rank's part of the next global batch."""
         begun_ns = time.monotonic_ns()
-        position, batch = next_batch(self.position, self.size, self._step_samples, self._drop_remainder)
-        order = self._order_of(position.epoch)
+        position, batch = self._source.advance(self.position, self._step_samples, self._drop_remainder)
         strategy = self._shard.strategy
 
         def take(local_replica: int) -> Any:
-            part = self._shard.of(batch, local_replica, self._local)
-            indices = order[part.begin : part.end]
-            return _map(lambda array: array[indices], self._source)
+            return self._source.take(position.epoch, self._shard.of(batch, local_replica, self._local))
 
         if self._local > 1:
             value = strategy.experimental_distribute_values_from_function(
@@ -166,13 +143,21 @@ class Dataset:
         if self._divisor is None:
             self._divisor = _unshared_variable(self.batch_samples)
         self._divisor.assign(self.batch_samples)
+        if isinstance(self._source, Loading):
+            following, batch = next_batch(position, self.size, self._step_samples, self._drop_remainder)
+            self._source.expect(following.epoch, [self._shard.of(batch, r, self._local) for r in range(self._local)])
         self.waits.add(begun_ns, time.monotonic_ns())
         return value
 
     def skip(self) -> Position:
         """Leave the next global batch out, on all ranks, and return the position after it."""
-        self.position, _ = next_batch(self.position, self.size, self._step_samples, self._drop_remainder)
+        self.position, _ = self._source.advance(self.position, self._step_samples, self._drop_remainder)
         return self.position
+
+    @property
+    def size(self) -> int:
+        """Samples in an epoch; 0 of a function's as long as none of its epochs has ended."""
+        return self._source.size
 
     @property
     def epoch(self) -> int:
@@ -215,7 +200,13 @@ class Dataset:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps that a whole epoch takes in this world."""
+        """Steps that a whole epoch takes in this world.
+
+        Raises:
+            ValueError: that is not known yet, of a function's samples.
+        """
+        if not self.size:
+            raise ValueError("the source is a function: how many samples an epoch has is known once one has ended")
         whole, rest = divmod(self.size, self._step_samples)
         return whole + (1 if rest and not self._drop_remainder else 0)
 
@@ -229,47 +220,24 @@ class Dataset:
         Raises:
             ValueError: it was taken from another source, or with another seed.
         """
-        if (state["size"], state["seed"]) != (self.size, self._seed):
+        same_size = state["size"] == self.size or (isinstance(self._source, Stream) and 0 in (state["size"], self.size))
+        if not same_size or state["seed"] != self._seed:
             raise ValueError(
                 f"the saved position is one of {state['size']} samples and seed {state['seed']}; "
                 f"now there are {self.size} and {self._seed}"
             )
         self.position = Position(int(state["epoch"]), int(state["offset"]))
-
-    def _order_of(self, epoch: int) -> Any:
-        import numpy
-
-        if self._order[0] != epoch:
-            if self._shuffle:
-                generator = numpy.random.Generator(numpy.random.Philox(key=[self._seed & (2**64 - 1), epoch]))
-                self._order = (epoch, generator.permutation(self.size))
-            else:
-                self._order = (epoch, numpy.arange(self.size))
-        return self._order[1]
-
-
-def _leaves(source: Any) -> list[Any]:
-    if isinstance(source, dict):
-        return [leaf for value in source.values() for leaf in _leaves(value)]
-    if isinstance(source, (tuple, list)):
-        return [leaf for value in source for leaf in _leaves(value)]
-    return [source]
-
-
-def _map(function: Any, source: Any) -> Any:
-    if isinstance(source, dict):
-        return {key: _map(function, value) for key, value in source.items()}
-    if isinstance(source, tuple) and hasattr(source, "_fields"):
-        return type(source)(*(_map(function, value) for value in source))
-    if isinstance(source, (tuple, list)):
-        return type(source)(_map(function, value) for value in source)
-    return function(source)
+        if isinstance(self._source, Stream):
+            self._source.size = self._source.size or int(state["size"])
+            begun_ns = time.monotonic_ns()
+            self._source.go_to(self.position)
+            self.again_ns += time.monotonic_ns() - begun_ns
 
 
 def _tensors(value: Any) -> Any:
     import tensorflow as tf
 
-    return _map(tf.convert_to_tensor, value)
+    return map_structure(tf.convert_to_tensor, value)
 
 
 def _unshared_variable(value: int) -> Any:

@@ -27,7 +27,10 @@ def offer(channel: Channel, start_ns: Callable[[], int]) -> None:
     if channel.has_inquiries:
         return
     channel.has_inquiries = True
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError:  # no descriptor is left: the script's training is worth more
+        return
     threading.Thread(target=_answer, args=(ours, start_ns), name="keepstep inquiries", daemon=True).start()
     with theirs, contextlib.suppress(ChannelClosed):  # the end of this process is near
         channel.send({"kind": INQUIRIES}, fds=[theirs.fileno()])
@@ -35,9 +38,9 @@ def offer(channel: Channel, start_ns: Callable[[], int]) -> None:
 
 def _answer(line: socket.socket, start_ns: Callable[[], int]) -> None:
     with line, contextlib.suppress(OSError):
-        while line.recv(ANSWER_BYTES_MAX):
+        while question := line.recv(ANSWER_BYTES_MAX):
             try:
                 ready = probe.is_ready(start_ns()) if start_ns() else None
             except Exception:  # whatever TensorFlow has against it: then it is not known
                 ready = None
-            line.send(json.dumps({"ready": ready}).encode())
+            line.send(json.dumps({"to": int(question), "ready": ready}).encode())

@@ -18,7 +18,7 @@ from keepstep_worker.identity import KEEP_LOCAL
 from keepstep_worker.session import RestoreError, Session
 from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, SlabView, Tensor
 from keepstep_worker.waits import Waits
-from keepstep_worker.wire import StepTimes
+from keepstep_worker.wire import PHASE_JOINED, StepTimes
 
 _METRIC = re.compile("[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -101,8 +101,11 @@ class Run:
             shard=Shard(self.rank, self.world_size, strategy, self.full_world_size, self._keeps_local, self._weights),
         )
         made.waits = self._waits
-        if self._session is not None and not self._datasets:
-            self._session.tell({"kind": "divides"})
+        session = self._session
+        if session is not None:
+            made.on_read(lambda: session.turn_to(PHASE_JOINED))
+        if session is not None and not self._datasets:
+            session.tell({"kind": "divides"})
         self._datasets.append(made)
         return made
 
@@ -273,7 +276,7 @@ class Run:
             thing.set_state(_load(view, key))
         fit_state.restore_random_from(view, self.rank)
         self.step = view.step
-        session.restoration_done(view.step)
+        session.restoration_done(view.step, data_ns=sum(data.again_ns for data in self._datasets))
 
 
 def _load(view: SlabView, key: str) -> Any:

@@ -164,7 +164,7 @@ class Session:
             step: the step, counted from 1; of several executed in one go, the last.
             last_step: the last step of the training, where it is known better by now.
         """
-        self.entered_step = step
+        self.entered_step, self.start_ns = step, 0
         if last_step is not None:
             self.last_step = last_step
         self._publish()

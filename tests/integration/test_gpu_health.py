@@ -258,6 +258,12 @@ HARMLESS: dict[str, tuple[Callable[[Script], None], str | None, str, str]] = {
         "3.0 GB of its memory held by processes of others",
         'keepstep_gpu_foreign_memory_bytes{gpu="GPU-algo-2"}', "3e+09",
     ),
+    "MIG": (  # of a GPU that is divided the driver does not tell what its parts do
+        lambda gpu: gpu.answer(
+            0, memory=None, processes=None, clock=None, clock_max=None, throttle=None, links=None, temperature=57
+        ),
+        None, 'keepstep_gpu_temperature_celsius{gpu="GPU-algo-2"}', "57.0",
+    ),
 }  # fmt: skip
 
 
@@ -307,6 +313,23 @@ def test_a_probe_that_was_killed_comes_back(job):
 
 
 SPARED = ("elastic.hosts.min=2", "failures=[{cause: gpu_fault, respond: restart}]", "elastic.wait_for_return=10s")
+
+
+def test_a_spare_takes_the_place_of_a_host_whose_gpu_has_a_fault(tmp_path, library):
+    with Job(tmp_path, library, 3, (*SPARED, "elastic.spares=1")) as job:
+        job.wait_for(lambda: job.generation()["phase"] == "ready", "world")
+        first = job.members()
+        (spare,) = set(job.hosts) - set(first)
+        for host in first:
+            job.wait_for(lambda host=host: "snapshot_sealed" in job.kinds(host), f"snapshot on {host}")
+            job.wait_for(lambda host=host: "gpus_sampled" in job.kinds(host), f"GPU of {host}")
+        sick = next(host for host in first if host != "algo-1")
+        job.gpus[sick].xid(0, 95)
+        wanted = sorted({*first, spare} - {sick})
+        job.wait_for(lambda: job.generation()["phase"] == "ready" and sorted(job.members()) == wanted, "world")
+        job.wait_for(lambda: "first_step_completed" in job.kinds(spare), f"step on {spare}")
+        assert job.generation()["root"]["cause"] == "gpu_fault"
+        assert list(job.cordons()) == [f"GPU-{sick}"]
 
 
 def test_where_the_job_can_do_without_a_host_it_does_and_the_next_run_knows(tmp_path, library):

@@ -66,21 +66,59 @@ def test_an_attempt_without_an_end_is_counted_up_to_the_last_note(tmp_path, monk
     assert sum(kept["seconds"].values()) == pytest.approx(kept["ended_at"] - kept["born_at"])
 
 
-def test_nothing_is_kept_where_the_store_could_not_say_what_it_has(tmp_path):
+def test_nothing_is_kept_where_the_store_could_not_say_what_it_has(tmp_path, monkeypatch):
     store = Store()
 
     async def fails(command: Any) -> dict[str, Any]:
         return await store.ask(command) if command["command"] == "note" else {"ok": False}
 
-    made = an_account(tmp_path)
-    asyncio.run(made.keep(fails))
-    asyncio.run(made.remember(fails))
-    assert store.kept == {}
+    async def play() -> None:
+        asked = 0
+
+        async def soon(seconds: float) -> None:
+            nonlocal asked
+            asked += 1
+            if asked > 2:
+                raise TimeoutError
+
+        monkeypatch.setattr(accounting, "sleep", soon)
+        made = an_account(tmp_path)
+        with pytest.raises(TimeoutError):
+            await made.keep(fails)
+        await made.remember(fails)
+        assert store.kept == {}
+        asked = 0
+        with pytest.raises(TimeoutError):  # the store is well again
+            await made.keep(store.ask)
+        assert list(store.kept) == ["goodput/algo-1.json"]
+
+    asyncio.run(play())
+
+
+def test_what_a_former_agent_of_this_container_left_is_not_counted_twice(tmp_path):
+    store = Store()
+
+    async def play() -> tuple[dict[Bucket, float], dict[Bucket, float]]:
+        store.kept["goodput/algo-1.json"] = json.dumps(
+            {"seconds": {"restore": 3.0}, "earlier": {}, "born_at": 0.5, "ended_at": 1.0}
+        )
+        first = an_account(tmp_path)
+        unsaid = {"account": first.memo()}
+        await first.recall(store.ask)
+        await first.remember(store.ask)
+        second = an_account(tmp_path, unsaid)
+        await second.recall(store.ask)
+        return first.earlier, second.earlier
+
+    first, second = asyncio.run(play())
+    assert first == second
 
 
 def test_an_agent_that_dies_before_the_store_has_answered_leaves_the_question_to_the_next(tmp_path):
     store = Store()
-    store.kept["goodput/algo-1.json"] = json.dumps({"seconds": {"restore": 3.0}, "ended_at": 1.0})
+    store.kept["goodput/algo-1.json"] = json.dumps(
+        {"seconds": {"restore": 3.0}, "earlier": {}, "born_at": 0.5, "ended_at": 1.0}
+    )
 
     async def play() -> tuple[float, float]:
         first = an_account(tmp_path)

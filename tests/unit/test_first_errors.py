@@ -8,7 +8,8 @@ import signal
 import pytest
 
 from keepstep.adapters.processes import ExitStatus
-from keepstep.app.first_errors import first_error
+from keepstep.app.first_errors import _said, first_error
+from keepstep.core.values import evolve
 from keepstep_worker import firsterror
 
 ABORTED = ExitStatus(None, signal.SIGABRT)
@@ -53,6 +54,29 @@ def test_what_a_library_said_before_it_ended_the_process(words, library, message
     found = first_error(tmp_path / "none", status, 5.0)
     assert found is not None
     assert (found.error_type, found.message, found.victim, found.at) == (library, message, victim, 5.0)
+
+
+def test_the_last_of_many_lines_are_told():
+    words = "".join(f"h:1:1 [0] NCCL WARN Call {n} failed: Connection closed\n" for n in range(9)) + ONE
+    said = _said(words)
+    assert said is not None
+    library, text, follows = said
+    assert (library, text.endswith("; Unexpected Event status: 1"), follows) == ("NCCL", True, False)
+    assert "CUDA_ERROR_ECC_UNCORRECTABLE" in text
+
+
+def test_a_line_without_an_end_takes_no_time():
+    assert _said("x" * 16_384) is None
+
+
+@pytest.mark.parametrize("status", [ExitStatus(143, None), ExitStatus(255, None), ExitStatus(None, signal.SIGTERM)])
+def test_who_was_ended_by_others_is_not_read(status, tmp_path):
+    assert first_error(tmp_path / "none", evolve(status, last_words=ONE), 5.0) is None
+
+
+def test_what_is_no_error_is_not_read(tmp_path):
+    benign = "2026-11-24 17:00:00.1: I external/x/cuda_driver.cc:1] failed to allocate: CUDA_ERROR_OUT_OF_MEMORY\n"
+    assert first_error(tmp_path / "none", ExitStatus(None, signal.SIGSEGV, last_words=benign), 5.0) is None
 
 
 def test_nothing_is_made_of_what_is_printed_by_one_that_ends_by_itself(tmp_path):

@@ -64,6 +64,7 @@ class WorkerLink:
         self._sampled = 0
         self._rings: dict[int, _Ring] = {}
         self._inquiries: dict[int, socket.socket] = {}
+        self._asked = 0
         self.first_rank = -1
         """Of this host's ranks that mpirun has started; -1 where it has not."""
         self._wire_fd = -1
@@ -139,17 +140,19 @@ class WorkerLink:
         line = self._inquiries.get(rank)
         if line is None:
             return None
-        loop = asyncio.get_running_loop()
+        loop, self._asked = asyncio.get_running_loop(), self._asked + 1
         try:
             async with asyncio.timeout(timeout_s):
-                await loop.sock_sendall(line, b"ready?")
-                answer = json.loads(await loop.sock_recv(line, wires.ANSWER_BYTES_MAX))
+                await loop.sock_sendall(line, str(self._asked).encode())
+                while answer := await loop.sock_recv(line, wires.ANSWER_BYTES_MAX):
+                    said = json.loads(answer)
+                    if said["to"] == self._asked:  # else it is late, and to an earlier question
+                        return None if said["ready"] is None else bool(said["ready"])
         except TimeoutError:
             return False
-        except (OSError, ValueError):
-            return None
-        ready = answer.get("ready")
-        return ready if isinstance(ready, bool) else None
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return None
 
     def pid_of(self, rank: int) -> int:
         """The process of one of this host's ranks."""

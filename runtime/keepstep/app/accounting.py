@@ -98,22 +98,26 @@ class Accounting:
         try:
             kept = json.loads(reply["text"])
             seconds = {Bucket(name): float(value) for name, value in kept["seconds"].items()}
-            between_s = max(0.0, self._born_at - float(kept["ended_at"]))
+            earlier = {Bucket(name): float(value) for name, value in kept["earlier"].items()}
+            is_ours, between_s = kept["born_at"] == self._born_at, max(0.0, self._born_at - float(kept["ended_at"]))
         except (KeyError, TypeError, ValueError, AttributeError):
             self._has_recalled = True
             return True
         seconds[Bucket.BETWEEN] = seconds.get(Bucket.BETWEEN, 0.0) + between_s
-        self.earlier, self._has_recalled = seconds, True
+        # a former agent of this container may have left what it has of itself
+        self.earlier, self._has_recalled = earlier if is_ours else seconds, True
         return True
 
     async def keep(self, ask: Ask) -> None:
-        """Leave the account now and then, for an attempt after one that has no end. Never returns where that goes.
+        """Leave the account now and then, for an attempt after one that has no end. Never returns.
 
         What such an attempt came to behind the last of these counts as the time between the two.
         """
-        while await self.recall(ask):
+        while True:
+            recalled = await self.recall(ask)
             await sleep(_KEEP_EVERY_S)
-            await ask({"command": "note", "place": self._place, "text": self._text(self.account.at)})
+            if recalled:
+                await ask({"command": "note", "place": self._place, "text": self._text(self.account.at)})
 
     async def remember(self, ask: Ask) -> None:
         """Leave the account for the next attempt; what is still to come counts as the time between the two.
@@ -145,4 +149,5 @@ class Accounting:
             "ended_at": ended_at,
             "this_attempt_s": self.account.total_s,
             "seconds": self.seconds(),
+            "earlier": dict(self.earlier),
         })  # fmt: skip

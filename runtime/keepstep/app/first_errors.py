@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 from keepstep.adapters.processes import ExitStatus
 from keepstep.core.events import FirstError
 from keepstep.core.values import evolve
 
-_MESSAGE_MAX, _TRACEBACK_MAX, _LINES_MAX = 2000, 4000, 3
+_MESSAGE_MAX, _TRACEBACK_MAX, _LINES_MAX, _LINE_MAX = 2000, 4000, 3, 1000
 
 _LIBRARIES = (
     ("NCCL", r"NCCL WARN (?P<text>.+)"),
+    ("CUDA", r"(?:^|[\s:])[EF](?:\d{4})? [^\]]*\] (?P<text>.*\bCUDA_ERROR_(?!NO_DEVICE)\w+.*)"),
     ("XLA", r"(?:^|[\s:])F(?:\d{4})? [^\]]*xla[^\]]*\.cc:\d+\] (?P<text>.+)"),
     ("TensorFlow", r"(?:^|[\s:])F(?:\d{4})? [^\]]*\.(?:cc|h):\d+\] (?P<text>.+)"),
-    ("CUDA", r"(?P<text>[^\]]*\bCUDA_ERROR_(?!NO_DEVICE)\w+.*)"),
     ("C++", r"terminate called after throwing an instance of (?P<text>.+)"),
     ("C++", r"^\s*(?P<text>what\(\):.+)"),
     ("glibc", r"(?P<text>(?:free|malloc|realloc|munmap_chunk)\(\): .+|double free or corruption.*)"),
     ("glibc", r"(?P<text>\*\*\* .+ \*\*\*: terminated)"),
 )
-"""Who says it, and what. Source: absl's and glog's lines of severity F, NCCL_DEBUG=WARN, libstdc++, glibc.
+"""Who says it, and what. Source: absl's and glog's lines of severity E and F, NCCL_DEBUG=WARN, libstdc++, glibc.
 
 Patterns are compiled once they are wanted: seldom, and not at a start.
 """
@@ -36,6 +37,10 @@ _FOLLOWS = (
 )
 """What they say of somebody else's death; of exceptions the worker tells itself (`keepstep_worker.firsterror`)."""
 _ADDRESS = r"0x[0-9a-f]+"
+_ITS_OWN = frozenset({
+    signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP,
+})  # fmt: skip
+"""Signals that a process gets by what it does itself: what it printed last may be why."""
 
 
 def first_error(path: Path, status: ExitStatus, at: float) -> FirstError | None:
@@ -49,12 +54,12 @@ def first_error(path: Path, status: ExitStatus, at: float) -> FirstError | None:
     written = _read(path)
     if written is not None and written.error_type:
         return written
-    said = _said(status.last_words) if _ended_by_a_signal(status) else None
+    said = _said(status.last_words) if _ended_itself(status) else None
     if said is None:
         return written
-    library, text = said
-    rank, step = (-1, 0) if written is None else (written.rank, written.step)
-    return FirstError(library, text, at, step, re.search(_FOLLOWS, text, re.IGNORECASE) is not None, rank)
+    library, text, follows = said
+    error = FirstError(library, text, at, 0, follows)
+    return error if written is None else evolve(error, rank=written.rank, at=written.at)
 
 
 def _read(path: Path) -> FirstError | None:
@@ -70,21 +75,26 @@ def _read(path: Path) -> FirstError | None:
         return None
 
 
-def _ended_by_a_signal(status: ExitStatus) -> bool:
+def _ended_itself(status: ExitStatus) -> bool:
     """A shell, or mpirun, tells of its child's signal by its exit code."""
-    return status.signal is not None or (status.exit_code or 0) > 128
+    return (status.signal or (status.exit_code or 0) - 128) in _ITS_OWN
 
 
-def _said(words: str) -> tuple[str, str] | None:
-    """The library that said why it ended the process, and its words; the same each time that the same happens."""
+def _said(words: str) -> tuple[str, str, bool] | None:
+    """The library that said why it ended the process, its last words, and whether these are of another one's death.
+
+    The same each time that the same happens.
+    """
     found: dict[str, str] = {}
     for line in words.splitlines():
         for library, pattern in _LIBRARIES:
-            match = re.search(pattern, line)
+            match = re.search(pattern, line[:_LINE_MAX])
             if match is not None:
-                found.setdefault(re.sub(_ADDRESS, "0x", match["text"].strip()), library)
+                found[re.sub(_ADDRESS, "0x", match["text"].strip())] = library
                 break
     if not found:
         return None
-    lines = list(found)[:_LINES_MAX]
-    return found[lines[0]], "; ".join(lines)[:_MESSAGE_MAX]
+    lines = list(found)[-_LINES_MAX:]
+    # a GPU that fails is no victim, whatever follows from it
+    follows = "CUDA" not in found.values() and any(re.search(_FOLLOWS, line, re.IGNORECASE) for line in lines)
+    return found[lines[0]], "; ".join(lines)[:_MESSAGE_MAX], follows

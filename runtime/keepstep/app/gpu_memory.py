@@ -18,8 +18,8 @@ from keepstep.ports import GpuSample
 LIMIT_S = 10.0
 """A worker starts after that all the same: what is held may not be ours, or its owner never goes."""
 
-_SILENT_S = 3.0
-"""A driver that says nothing for so long hangs; to begin with takes it up to a second."""
+_FIRST_S, _SILENT_S = 8.0, 3.0
+"""A driver that says nothing for so long hangs: until its first answer, and between two."""
 _LAST_WORDS_S = 2.0
 _SLACK_BYTES = 256 << 20
 """What comes and goes with the driver's own doings."""
@@ -89,8 +89,9 @@ class GpuMemory:
 
     async def _listen(self, lines: asyncio.StreamReader) -> dict[str, int]:
         over: dict[str, int] = {}
-        told = False
-        while line := await asyncio.wait_for(lines.readline(), _SILENT_S):
+        told, patience_s = False, _FIRST_S
+        while line := await asyncio.wait_for(lines.readline(), patience_s):
+            patience_s = _SILENT_S
             over = json.loads(line)
             if over and not told:
                 told = True

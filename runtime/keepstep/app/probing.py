@@ -157,6 +157,8 @@ class Probing:
 
     async def _stacks(self, pid: int, file: Path | None) -> tuple[tuple[Thread, ...], str]:
         """Python stacks by whatever way there is, and which it was; `file`: where it writes them itself, if it does."""
+        if not pid:
+            return (), "can not be had: which process it is has not been said"
         try:
             return await stacks.python_stacks(pid), "read by py-spy"
         except OSError as error:

@@ -19,6 +19,7 @@ from keepstep.core.reasons import Reason
 from keepstep.core.records import Failure, GenerationRecord, Phase, Standing, StatusRecord
 from keepstep.core.stalls import Activity, Stall
 from keepstep.core.state import Turn
+from keepstep.core.values import evolve
 from keepstep.core.world import statuses_of
 
 _LOOK_AGAIN_S = 2.0
@@ -217,6 +218,7 @@ def on_stacks_collected(turn: Turn, event: StacksCollected) -> None:
             turn.set_worker(worker.worker_id, sign_at=turn.now, looked_at=turn.now)
             turn.because(Reason.MOVES_AGAIN, f"rank {worker.rank}")
         else:
-            stall = culprits([event.stall, *event.others])[0]
+            ranks = (event.stall, *event.others)
+            stall = evolve(culprits(ranks)[0], joined=any(each.joined for each in ranks))
             turn.set_worker(event.worker_id, stall=stall)
             turn.because(Reason.STALLED, tell(stall))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ else:
     import keras
 
 import numpy as np
+import tensorflow as tf
+
+import keepstep_worker as keepstep
 
 FEATURES = 12
 
@@ -44,6 +48,40 @@ def build_model(features: int = FEATURES, classes: int = 3, wide: int = 0) -> An
             keras.layers.Dense(classes),
         ]
     )
+
+
+def source_of(kind: str, x: np.ndarray, y: np.ndarray, folder: Path) -> Any:
+    """The same samples in the same order, from a source of another kind."""
+    if kind == "arrays":
+        return x, y
+    if kind == "function":
+
+        def samples(draws: np.random.Generator) -> Iterator[tuple[Any, Any]]:
+            for at in draws.permutation(len(x)):
+                yield x[at], y[at]
+
+        return samples
+    folder.mkdir(parents=True)
+    if kind == "files":
+        paths = [folder / f"{number}.npz" for number in range(len(x))]
+        for path, features, label in zip(paths, x, y, strict=True):
+            np.savez(path, x=features, y=label)
+        return keepstep.Loaded(paths, read_file)
+    paths = [folder / "first.tfrecord", folder / "second.tfrecord"]
+    for path, begin, end in zip(paths, (0, len(x) // 3), (len(x) // 3, len(x)), strict=True):
+        with tf.io.TFRecordWriter(str(path)) as records:
+            for at in range(begin, end):
+                records.write(x[at].tobytes() + y[at].tobytes())
+    return keepstep.Loaded(keepstep.TfRecords(paths), read_record)
+
+
+def read_file(path: Path) -> tuple[Any, Any]:
+    with np.load(path) as file:
+        return file["x"], file["y"]
+
+
+def read_record(record: bytes) -> tuple[Any, Any]:
+    return np.frombuffer(record, "float32", FEATURES), np.frombuffer(record, "int32", 1, 4 * FEATURES)[0]
 
 
 def gate() -> tuple[int, Path] | None:

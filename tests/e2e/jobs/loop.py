@@ -21,7 +21,7 @@ import keepstep_worker as keepstep
 from keepstep_worker import snapshots
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import FEATURES, build_model, dawdle, final_variables, keras, make_data, pass_gate
+from common import FEATURES, build_model, dawdle, final_variables, keras, make_data, pass_gate, source_of
 
 BATCH, SAMPLES, SEED = 16, 150, 7
 
@@ -36,7 +36,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--wrong-once", default="", help="rank that does so in the first generation")
     parser.add_argument("--gate", help="see common.py")
     parser.add_argument("--loose", action="store_true", help="leave op determinism off, so that gradients can be timed")
-    parser.add_argument("--stuck", type=int, default=0, help="step that rank 1's own part of never ends, once")
+    parser.add_argument("--source", default="arrays", choices=("arrays", "files", "records", "function"))
+    parser.add_argument("--stuck", type=int, default=0, help="step whose part of rank 1 never ends, once")
     parser.add_argument("--wide", type=int, default=0, help="see common.py; FOLDER/behind-RANK: snapshots copied so")
     return parser.parse_args()
 
@@ -82,7 +83,8 @@ def main() -> None:
     if args.poison:
         order = np.random.Generator(np.random.Philox(key=[SEED, 0])).permutation(SAMPLES)
         x[order[(args.poison - 1) * BATCH]] = np.nan
-    data = run.dataset((x, y), global_batch=BATCH, seed=SEED, strategy=strategy)
+    source = source_of(args.source, x, y, args.out / f"data-{run.rank}-{run.generation}")
+    data = run.dataset(source, global_batch=BATCH, seed=SEED, strategy=strategy)
     run.track(model=model, optimizer=optimizer, data=data)
     stuck_at = args.stuck * (os.environ.get("KEEPSTEP_GENERATION") == "1" and run.rank == 1)
     if stuck_at:

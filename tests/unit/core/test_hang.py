@@ -98,6 +98,13 @@ def test_of_a_hosts_ranks_the_one_is_told_that_the_others_wait_for():
     assert turn.state.workers[0].stall == last
 
 
+def test_a_host_is_in_training_where_one_of_its_ranks_is():
+    state = replace(initial_state(a_job(), load_policy("default"), 1.0), workers=(Worker("w", 1, 0, 1.0),))
+    turn, late = Turn(state, 60.0), Stall(Activity.START, 1.0, joined=False, rank=1)
+    on_stacks_collected(turn, StacksCollected("stacks:w", "w", waits(rank=0), (late,)))
+    assert turn.state.workers[0].stall == replace(late, joined=True)
+
+
 def test_the_first_step_is_no_measure_of_the_others():
     state = replace(initial_state(a_job(), load_policy("default"), 1.0), workers=(Worker("w", 1, 0, 1.0),))
     turn, seen = Turn(state, 60.0), []

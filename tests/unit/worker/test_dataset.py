@@ -11,7 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from keepstep_worker.dataset import Dataset, Part, Position, Shard, next_batch, part_of, weighted_part
+from keepstep_worker.dataset import Dataset, Shard, part_of, weighted_part
+from keepstep_worker.sources import Part, Position, next_batch
 
 sizes = st.integers(1, 200)
 batches = st.integers(1, 64)

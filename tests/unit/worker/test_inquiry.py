@@ -22,10 +22,14 @@ class Asker:
         self.told = json.loads(packet)
         self.line = socket.socket(fileno=fds[0])
         self.line.settimeout(20)
+        self._asked = 0
 
     def ask(self) -> object:
-        self.line.send(b"?")
-        return json.loads(self.line.recv(wire.ANSWER_BYTES_MAX))["ready"]
+        self._asked += 1
+        self.line.send(str(self._asked).encode())
+        answer = json.loads(self.line.recv(wire.ANSWER_BYTES_MAX))
+        assert answer["to"] == self._asked
+        return answer["ready"]
 
     def __enter__(self) -> Asker:
         return self

@@ -149,7 +149,7 @@ class OutputPump:
         self._lock = threading.Lock()
         self._on_drained: Callable[[], None] | None = None
         self._closing = self._ended = False
-        self._last = b""
+        self._last = bytearray()
         self._thread = threading.Thread(target=self._run, name=prefix.decode("utf-8", "replace").strip(), daemon=True)
         if not held:
             self._thread.start()
@@ -157,7 +157,7 @@ class OutputPump:
     @property
     def last_words(self) -> str:
         """The end of what was passed on."""
-        return self._last.decode("utf-8", "replace")
+        return self._last[-LAST_BYTES:].decode("utf-8", "replace")
 
     def release(self, prefix: bytes, sink: LineSink) -> None:
         """Begin to pass on, to here and under this prefix, what a held worker has written and will write."""
@@ -228,7 +228,9 @@ class OutputPump:
                 return True
             if not chunk:
                 return False
-            self._last = (self._last + chunk)[-LAST_BYTES:]
+            self._last += chunk
+            if len(self._last) > 2 * LAST_BYTES:
+                del self._last[:-LAST_BYTES]
             self._sink.write(self._cutter.feed(chunk))
             passed_bytes += len(chunk)
         return True
