@@ -103,8 +103,8 @@ class Session:
         """
         self._phase, self.last_step = wires.PHASE_JOINED, last_step
         self._publish()
+        inquiry.offer(self._channel, lambda: self.start_ns)  # who hears of this training can ask about it
         self._send({"kind": "joined", "how": kind, "last_step": last_step})
-        inquiry.offer(self._channel, lambda: self.start_ns)
 
     def restored(self) -> SlabView | None:
         """Return the state to go on from, None for a fresh start. Waits for the agent to hand the slab over.
