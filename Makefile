@@ -145,10 +145,11 @@ test-hosts: venv venv-tf venv-localstack etcd nets
 test-more: venv venv-tf etcd mpi
 	$(PY) -m pytest tests/e2e -m more -n $(JOBS) --dist worksteal
 
-# Every form of `fit` with Keras 3 and tf_keras, killed, drained and resumed, and every moment of an interruption, of which
-# `make test` has samples by KEEPSTEP_TEST_SEED.
+# Every form of `fit` with Keras 3 and tf_keras, killed, drained and resumed, every fault in each script, samples from each kind
+# of source, and every moment of an interruption: `make test` and `make test-more` have samples of these, by KEEPSTEP_TEST_SEED.
 test-resume: venv venv-tf etcd
-	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fit_resume.py tests/e2e/test_interruption.py -n $(JOBS) --dist worksteal
+	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fit_resume.py tests/e2e/test_interruption.py tests/e2e/test_faults.py \
+	  tests/e2e/test_sources.py -n $(JOBS) --dist worksteal
 
 # The real image, built on Debian's own packages, in jobs of two containers: as the platform starts and stops them, and by
 # the SageMaker SDK's local mode; and what docker/compose.yaml plays (KEEPSTEP_TEST_ALL=1: all of that). Needs root.
@@ -160,7 +161,7 @@ test-containers: venv venv-sdk docker
 OLDER ?= 2.13 2.16 2.19
 test-matrix: venv etcd $(OLDER:%=.venv-tf-%/.stamp)
 	for release in $(OLDER); do \
-	  KEEPSTEP_TF_PYTHON=$(CURDIR)/.venv-tf-$$release/bin/python $(PY) -m pytest \
+	  KEEPSTEP_TEST_ALL=1 KEEPSTEP_TF_PYTHON=$(CURDIR)/.venv-tf-$$release/bin/python $(PY) -m pytest \
 	    "tests/e2e/test_faults.py::test_a_death_costs_steps_and_no_bit[loop.py-worker 1]" \
 	    "tests/e2e/test_faults.py::test_a_death_costs_steps_and_no_bit[fit.py-worker 1]" \
 	    tests/e2e/test_held_values.py::test_a_value_that_is_held_stays_as_it_was_however_its_variable_changes; \

@@ -1,7 +1,12 @@
-"""Samples of files, or of a function: whatever dies, each is seen once an epoch, as those in memory are."""
+"""Samples of files, or of a function: whatever dies, each is seen once an epoch, as those in memory are.
+
+KEEPSTEP_TEST_ALL=1 has all kinds of sources; else it is one of them, by KEEPSTEP_TEST_SEED.
+"""
 
 from __future__ import annotations
 
+import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,9 @@ from tests.support.local_run import LocalRun, differences
 
 OPTIONS = ("--set", "checkpoint.snapshot_every=4 steps", "--set", "checkpoint.every=8 steps")
 STEPS = 60
+SOURCES = ("files", "records", "function")
+AT = zlib.crc32(os.environ.get("KEEPSTEP_TEST_SEED", "").encode()) % len(SOURCES)
+TRIED = SOURCES if os.environ.get("KEEPSTEP_TEST_ALL") else SOURCES[AT : AT + 1]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.more, pytest.mark.timeout(400)]
 
@@ -26,7 +34,7 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, b
     return run.results()
 
 
-@pytest.mark.parametrize("source", ["files", "records", "function"])
+@pytest.mark.parametrize("source", TRIED)
 def test_a_death_costs_no_sample(source: str, in_memory: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
     with run_of(tmp_path, source, "--fault", "kill:1@30") as run:
         assert run.wait() == 0, run.told()
