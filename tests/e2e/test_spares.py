@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from benchmarks.straggler import Quota
-from keepstep import kernel
-from keepstep.app.faults import kill_family
 from tests.support.local_run import ROOT, LocalRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.more, pytest.mark.timeout(400)]
@@ -91,32 +89,6 @@ def test_a_spare_takes_over_from_a_cordoned_host(tmp_path, capsys):
     paused = [turn["now"] for host in run.names for turn in run.turns(host) if ["host_cordoned", ""] in turn["notes"]]
     with capsys.disabled():
         print(f"\na spare is in {max(first) - min(paused):.2f} s after the cordon, from step {resumed}")
-
-
-def test_a_spare_takes_the_place_of_a_host_that_is_lost(tmp_path):
-    gate = tmp_path / "gate"
-    with run_of(tmp_path, arguments=(f"--gate={GATE_AT}:{gate}",)) as run:
-        run.wait_for(lambda: committed(run), "commit")
-        before = max(committed(run))
-        chief, lost, spare = first_world(run)
-        switch_off(run, lost)
-        run.wait_for(lambda: len(worlds(run)) > 1, "world")
-        gate.touch()
-        run.wait_for(lambda: max(committed(run)) == STEPS, "last commit")
-    found = worlds(run)
-    assert [sorted(members) for members, _ in found.values()] == [sorted([chief, lost]), sorted([chief, spare])]
-    assert found[2][1] >= before
-    assert "resume_from_slabs" in run.reasons() or "resume_from_store" in run.reasons()
-
-
-def switch_off(run: LocalRun, host: str) -> None:
-    """Everything of a host is gone at once, as with a machine that is lost."""
-    assert run.process is not None
-    table = kernel.processes()
-    (pid,) = {event["pid"] for event in run.events("worker_started", host)}
-    while table[pid].parent != run.process.pid:
-        pid = table[pid].parent
-    kill_family(pid)
 
 
 def test_a_straggler_is_replaced_by_a_spare(tmp_path):
