@@ -98,8 +98,8 @@ class Accounting:
         try:
             kept = json.loads(reply["text"])
             seconds = {Bucket(name): float(value) for name, value in kept["seconds"].items()}
-            earlier = {Bucket(name): float(value) for name, value in kept["earlier"].items()}
-            is_ours, between_s = kept["born_at"] == self._born_at, max(0.0, self._born_at - float(kept["ended_at"]))
+            earlier = {Bucket(name): float(value) for name, value in kept.get("earlier", {}).items()}
+            is_ours, between_s = kept.get("born_at") == self._born_at, max(0.0, self._born_at - float(kept["ended_at"]))
         except (KeyError, TypeError, ValueError, AttributeError):
             self._has_recalled = True
             return True
