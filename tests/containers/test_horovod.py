@@ -68,7 +68,7 @@ def test_a_rank_that_is_killed_costs_no_committed_step(
         job.open_gate()
         assert job.wait() == {"algo-1": 0, "algo-2": 0}, job.told()
         notes = " ".join(job.log(host) for host in job.hosts)
-        assert "restart allowed: killed on algo-2 rank 1 at step 40 by signal 9" in notes, job.told()
+        assert "restart allowed: killed on algo-2 rank 3 at step 40 by signal 9" in notes, job.told()
         resumed = re.search(r"rank 0 of generation 2 at step (\d+)", notes)
         assert resumed is not None and 0 < int(resumed[1]) < GATE_AT, job.told()
         assert "rank 3 is done at step 60" in notes, job.told()
