@@ -44,12 +44,30 @@ def test_who_is_stuck_in_its_own_part_of_the_graph_is_told_from_who_waits_for_it
     assert "this thread is well" in run.log(CULPRIT)
 
 
+def freeze(run: LocalRun) -> None:
+    """Stop the culprit in mid-training by a signal."""
+    run.wait_for(lambda: run.completed() >= 20, "step 20")
+    os.kill(run.events("worker_started", CULPRIT)[0]["pid"], signal.SIGSTOP)
+
+
+def test_who_is_stopped_is_the_culprit_though_tensorflow_ends_the_others_before_the_deadline(tmp_path: Path) -> None:
+    with run_of(tmp_path, "none", "hang.floor=10min") as run:
+        freeze(run)
+        assert run.wait() == 0, run.told()
+        assert run.left() == []
+    assert (run.summary()["steps"], run.summary()["restarts"]) == (STEPS, 1), run.told()
+    (allowed,) = [detail for name in run.names for reason, detail in run.notes(name) if reason == "restart_allowed"]
+    assert allowed.startswith(f"hang on {CULPRIT} rank 1 ") and TOLD["stopped"] in allowed, allowed
+    (kept,) = run.folder.glob(f"hosts/*/output/data/keepstep/{CULPRIT}/stacks/*")
+    assert re.match(r"Python stacks of process \d+, stopped by a signal", kept.read_text())
+
+
 @pytest.mark.parametrize("how", list(TOLD))
 def test_a_hang_is_found_and_the_culprit_named(how: str, tmp_path: Path) -> None:
-    with run_of(tmp_path, how if how != "stopped" else "none") as run:
+    # TensorFlow's own heartbeats, of two leases, must not end the others before the deadline: no stacks then
+    with run_of(tmp_path, how if how != "stopped" else "none", "coordination.lease=1min") as run:
         if how == "stopped":
-            run.wait_for(lambda: run.completed() >= 20, "step 20")
-            os.kill(run.events("worker_started", CULPRIT)[0]["pid"], signal.SIGSTOP)
+            freeze(run)
         assert run.wait() == 0, run.told()
         assert run.left() == []
     summary = run.summary()

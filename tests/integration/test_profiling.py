@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -13,11 +14,15 @@ from typing import Any
 
 import pytest
 
+from keepstep.adapters.clock import Clock
+from keepstep.adapters.prometheus import Metrics
 from keepstep.adapters.worker_link import WorkerLink
+from keepstep.app.probing import Probing
 from keepstep.app.profiling import Profiling
+from keepstep.app.sampling import Sampler
 from keepstep.app.storing import Storing
-from keepstep.core.actions import ProfileWorker
-from keepstep.core.events import WorkerProfiled
+from keepstep.core.actions import CollectStacks, ProfileWorker
+from keepstep.core.events import StacksCollected, WorkerProfiled
 from keepstep.core.policy import Policy
 from keepstep.core.profiles import Profile, Straggler
 from keepstep.core.splits import Part, Split
@@ -159,6 +164,24 @@ def test_of_a_worker_that_is_gone_nothing_is_kept(tmp_path):
     assert event.trouble[0].startswith("no sample of its Python stacks: ")
     assert event.trouble[1] == "no TensorFlow profile: the worker has ended"
     assert host.left == []
+
+
+def test_of_a_worker_that_ends_when_its_stacks_are_wanted_none_are_kept(tmp_path):
+    async def play(host: Host) -> None:
+        post = host.told.append
+        sampler = Sampler(host.link, Clock(), metrics, post, lambda worker_id, message: None)
+        storing = Storing("job", None, Policy(), post, host.logged.append)
+        probing = Probing(host.link, sampler, storing, host.folder, post, host.logged.append)
+        await host.train(steps=1)
+        assert host.process is not None
+        await asyncio.to_thread(host.process.wait)
+        await probing.collect(CollectStacks("stacks:one.0", WORKER, 1, 0, 1.0), tmp_path / "none")
+
+    with contextlib.closing(Metrics("127.0.0.1", 0, ())) as metrics:
+        host = played(tmp_path, play)
+    assert [event.kind for event in host.told if isinstance(event, StacksCollected)] == ["stacks_collected"]
+    assert "rank 0 stood still, and ended before its stacks were read" in host.logged
+    assert not list(tmp_path.rglob("*.txt"))
 
 
 def test_a_folder_that_can_not_be_written_is_told_of(tmp_path):

@@ -172,6 +172,9 @@ class Probing:
 
     async def _keep(self, action: CollectStacks, found: Found) -> None:
         pid = found.pid
+        if not found.threads and not kernel.is_alive(pid):  # by whatever else: TensorFlow ends who waits for too long
+            self._log(f"rank {found.rank} stood still, and ended before its stacks were read")
+            return
         parts = [f"Python stacks of process {pid}, {found.how}", stacks.show(found.threads)]
         try:
             parts += ["native stacks", await stacks.native_stacks(pid, action.pause_s)]
