@@ -16,7 +16,8 @@ from types import FunctionType
 from typing import Any
 
 from keepstep_worker import codec, newcomer
-from keepstep_worker.slab import DTYPES, LOCAL, Blobs, SlabView, Tensor, Write, fill, size_bytes
+from keepstep_worker.slab import DTYPES, LOCAL, Blobs, Tensor, Write, fill, size_bytes
+from keepstep_worker.slab_view import SlabView
 
 RANDOM = LOCAL + "keepstep/random"
 """The key of the states of the process's own generators; fingerprints of them are below it."""

@@ -16,7 +16,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
-from keepstep_worker.slab import LOCAL, Place, SlabView
+from keepstep_worker.slab import LOCAL, Place
+from keepstep_worker.slab_view import SlabView
 
 AGGREGATED, DIFFERS = "aggregated", "differs"
 """Keys of a slab's metadata, set by the agent: over how many ranks; in what has no mean, where those differed."""

@@ -20,7 +20,8 @@ from keepstep_worker.channel import Channel, ChannelClosed
 from keepstep_worker.fingerprint import Fingerprints
 from keepstep_worker.identity import Identity
 from keepstep_worker.profiling import Profiler
-from keepstep_worker.slab import SlabError, SlabView, Tensor, hold
+from keepstep_worker.slab import SlabError, Tensor, hold
+from keepstep_worker.slab_view import SlabView
 from keepstep_worker.snapshots import Slabs
 from keepstep_worker.wire import Orders, Progress, StepRecord, StepTimes, Wire
 

@@ -1,6 +1,6 @@
 """The slab: a memfd which, sealed, is a valid safetensors file, byte for byte.
 
-What lives here: the layout (which tensor lies where), the writing of a slab and the reading of one, without NumPy.
+What lives here: the layout (which tensor lies where) and the writing of a slab, without NumPy.
 That a slab is sealed, and for which step, is said on the wire and not in the slab. Replicated tensors (keys under
 `replicated/`) come first, so that they are one range of bytes; those local to a rank (`local/`) follow.
 
@@ -11,12 +11,11 @@ that may be padded with spaces, then the tensors without holes or trailing bytes
 from __future__ import annotations
 
 import ctypes
-import importlib
 import json
 import mmap
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple
 
 from keepstep_worker.shares import in_shares
@@ -37,7 +36,6 @@ DTYPES: dict[str, str] = {
 }  # fmt: skip
 """Names of NumPy and TensorFlow to those of safetensors; what is not here is stored as raw bytes (U8)."""
 
-_NAMES = {short: name for name, short in DTYPES.items()}
 _LENGTH = struct.Struct("<Q")
 _HEADER_BYTES_MAX = 100_000_000  # the limit of safetensors' own reader
 
@@ -262,86 +260,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("a key stands twice")
     return found
-
-
-def numpy_dtype(dtype: str) -> Any:
-    """Return NumPy's type for a safetensors name; what NumPy lacks comes from ml_dtypes, which TensorFlow brings."""
-    import numpy
-
-    name = _NAMES[dtype]
-    if hasattr(numpy, name) or name == "bool":
-        return numpy.dtype(name)
-    return numpy.dtype(getattr(importlib.import_module("ml_dtypes"), name))
-
-
-class SlabView:
-    """A sealed slab, open for reading without a copy.
-
-    Attributes:
-        step: the completed step whose state it holds.
-        places: where each tensor lies, by key, in file order.
-        metadata: strings from the header.
-        replaced: bytes to read instead of the file's, by key.
-    """
-
-    def __init__(
-        self,
-        step: int,
-        places: dict[str, Place],
-        metadata: dict[str, str],
-        memory: memoryview,
-        replaced: Mapping[str, bytes] | None = None,
-    ) -> None:
-        self.step, self.places, self.metadata, self.memory = step, places, metadata, memory
-        self.replaced = dict(replaced or {})
-
-    @classmethod
-    def open(cls, fd: int, length_bytes: int, step: int) -> SlabView:
-        """Map the first `length_bytes` of `fd` read-only and check the header.
-
-        Raises:
-            SlabError: it is no valid slab.
-        """
-        try:
-            mapped = mmap.mmap(fd, length_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
-        except (ValueError, OSError) as error:
-            raise SlabError(f"a slab of {length_bytes} bytes can not be mapped: {error}") from error
-        memory = memoryview(mapped)
-        places, metadata = parse(memory, length_bytes)
-        return cls(step, places, metadata, memory)
-
-    def with_bytes(self, replaced: Mapping[str, bytes]) -> SlabView:
-        """Return the same with some tensors' bytes replaced."""
-        return SlabView(self.step, self.places, self.metadata, self.memory, replaced)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.places
-
-    def keys(self) -> list[str]:
-        """Return the keys in file order."""
-        return list(self.places)
-
-    def raw(self, key: str) -> memoryview:
-        """Return a tensor's bytes, read-only, without a copy."""
-        if key in self.replaced:
-            return memoryview(self.replaced[key])
-        place = self.places[key]
-        return self.memory[place.begin : place.end]
-
-    def array(self, key: str) -> Any:
-        """Return a tensor as a read-only NumPy array, without a copy: copy it before giving it to TensorFlow."""
-        import numpy
-
-        place = self.places[key]
-        return numpy.frombuffer(self.raw(key), dtype=numpy_dtype(place.dtype)).reshape(place.shape)
-
-    def blob(self, key: str) -> bytes:
-        """Return what `blob` stored under the key.
-
-        Raises:
-            SlabError: its length does not fit.
-        """
-        return read_blob(self.raw(key), key)
 
 
 # --- what varies in size ---

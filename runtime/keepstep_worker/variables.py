@@ -15,7 +15,8 @@ from typing import Any
 
 from keepstep_worker.session import RestoreError
 from keepstep_worker.shares import in_shares
-from keepstep_worker.slab import DTYPES, LOCAL, REPLICATED, Place, SlabView, Tensor, Write, fill
+from keepstep_worker.slab import DTYPES, LOCAL, REPLICATED, Place, Tensor, Write, fill
+from keepstep_worker.slab_view import SlabView
 
 Named = tuple[str, Any]
 """A key, class included, and the variable that it stands for."""
@@ -293,17 +294,18 @@ def _assign_all(view: SlabView, wanted: Sequence[tuple[Any, str]]) -> None:
         held += place.end - place.begin
         if held < _BATCH_BYTES and end < len(wanted):
             continue
-        empty: list[tuple[Any, memoryview]] = []
+        empty: list[tuple[Any, str]] = []
         with tf.device("CPU:0"):
             values = [_value(component, view, key, empty) for component, key in wanted[begin:end]]
-        in_shares(empty, [raw.nbytes for _, raw in empty], _fill)
+        sizes = [view.places[key].end - view.places[key].begin for _, key in empty]
+        in_shares(empty, sizes, functools.partial(_fill, view))
         for (component, _), value in zip(wanted[begin:end], values):
             # What assign() does, without its name scope and without reading back what was assigned.
             tf.raw_ops.AssignVariableOp(resource=component.handle, value=value)
         begin, held = end, 0
 
 
-def _value(component: Any, view: SlabView, key: str, empty: list[tuple[Any, memoryview]]) -> Any:
+def _value(component: Any, view: SlabView, key: str, empty: list[tuple[Any, str]]) -> Any:
     """A tensor in memory of its own, as the slab is written to again; added to `empty` where its bytes are missing."""
     import numpy
     import tensorflow as tf
@@ -311,7 +313,7 @@ def _value(component: Any, view: SlabView, key: str, empty: list[tuple[Any, memo
     raw, dtype, shape = view.raw(key), component.dtype, component.shape
     if raw.nbytes >= _LARGE_BYTES and _may_be_filled(component, view.places[key]) and _fills():
         value = tf.raw_ops.Empty(shape=_dimensions(tuple(shape)), dtype=dtype)
-        empty.append((value, raw))
+        empty.append((value, key))
         return value
     array = numpy.frombuffer(raw if _takes_a_copy() else bytearray(raw), dtype=dtype.as_numpy_dtype)
     return tf.convert_to_tensor(array.reshape(tuple(shape)), dtype=dtype)
@@ -339,14 +341,17 @@ def _dimensions(shape: tuple[int, ...]) -> Any:
     return tf.constant(shape, dtype="int32")
 
 
-def _fill(pairs: Sequence[tuple[Any, memoryview]]) -> None:
-    """Write to tensors' memory, which is allowed only as nobody has seen them yet."""
+def _fill(view: SlabView, pairs: Sequence[tuple[Any, str]]) -> None:
+    for value, key in pairs:
+        view.read_into(key, _memory_of(value))
+
+
+def _memory_of(value: Any) -> memoryview:
+    """A tensor's memory, to write to: that is allowed only as long as nobody has seen it."""
     import numpy
 
-    for value, raw in pairs:
-        target = numpy.frombuffer(memoryview(value).cast("B"), "uint8")
-        source = numpy.frombuffer(raw, "uint8")
-        ctypes.memmove(target.ctypes.data, source.ctypes.data, source.nbytes)  # lets other threads run
+    seen = numpy.frombuffer(memoryview(value).cast("B"), "uint8")
+    return memoryview((ctypes.c_ubyte * seen.nbytes).from_address(seen.ctypes.data)).cast("B")
 
 
 @functools.cache
@@ -357,7 +362,7 @@ def _fills() -> bool:
     try:
         with tf.device("CPU:0"):
             value = tf.raw_ops.Empty(shape=_dimensions((_LARGE_BYTES,)), dtype="uint8")
-        _fill([(value, memoryview(bytes(range(256)) * (_LARGE_BYTES >> 8)))])
+        _memory_of(value)[:] = bytes(range(256)) * (_LARGE_BYTES >> 8)
         return bytes(value[-4:].numpy()) == b"\xfc\xfd\xfe\xff" and int(value[1]) == 1
     except Exception:  # whatever they raise: then it is done the other way
         return False

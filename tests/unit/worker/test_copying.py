@@ -8,12 +8,13 @@ import threading
 import pytest
 
 from keepstep_worker import shares
-from keepstep_worker.slab import Layout, SlabView, Tensor, Writer
+from keepstep_worker.slab import Layout, Tensor, Writer
+from keepstep_worker.slab_view import SlabView
 
 
 @pytest.fixture(autouse=True)
 def small_shares(monkeypatch):
-    monkeypatch.setattr(shares, "_SHARE_BYTES_MIN", 100)
+    monkeypatch.setattr(shares, "_SHARE_BYTES", 100)
     monkeypatch.setattr(shares, "_threads", lambda: 4)
 
 

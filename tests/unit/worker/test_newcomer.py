@@ -8,7 +8,8 @@ import os
 import pytest
 
 from keepstep_worker.newcomer import split_streams, to_split
-from keepstep_worker.slab import Place, SlabView
+from keepstep_worker.slab import Place
+from keepstep_worker.slab_view import SlabView
 
 SEEDED = "local/model/dropout/seed_generator_state"
 PHILOX = "local/model/StateVar#2"

@@ -12,19 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep_worker.slab import (
-    ITEM_BYTES,
-    Blobs,
-    Layout,
-    SlabError,
-    SlabView,
-    Tensor,
-    Writer,
-    blob,
-    fill,
-    parse,
-    read_blob,
-)
+from keepstep_worker.slab import ITEM_BYTES, Blobs, Layout, SlabError, Tensor, Writer, blob, fill, parse, read_blob
+from keepstep_worker.slab_view import SlabView
 
 GOLDEN = Path(__file__).parent / "golden" / "slab-v1.safetensors"
 
@@ -105,10 +94,33 @@ def test_what_was_written_is_read_by_the_rules_of_safetensors(drawn):
     assert sorted(view.keys()) == sorted(key for key, _, _ in drawn)
     for key, dtype, shape in drawn:
         assert view.places[key][1:3] == (dtype, shape)
-        assert bytes(view.raw(key)) == content(key, view.raw(key).nbytes)
+        target = bytearray(view.raw(key).nbytes)
+        view.read_into(key, memoryview(target))
+        assert bytes(view.raw(key)) == content(key, len(target)) == target
     classes = [key.partition("/")[0] for key in view.places]
     assert classes == sorted(classes, reverse=True)  # replicated first
     os.close(fd)
+
+
+def test_a_slab_is_read_when_its_descriptor_was_closed_and_what_replaces_its_bytes_instead_of_them():
+    tensors = [tensor("replicated/a", "U8", (3,)), tensor("replicated/b", "U8", (3,))]
+    fd, data = written(Layout(each[:3] for each in tensors), tensors)
+    view = SlabView.open(fd, len(data), 7).with_bytes({"replicated/a": b"new"})
+    os.close(fd)
+    found = {key: bytearray(3) for key in view.places}
+    for key, target in found.items():
+        view.read_into(key, memoryview(target))
+    assert found == {"replicated/a": b"new", "replicated/b": content("replicated/b", 3)}
+
+
+def test_a_slab_that_became_shorter_is_not_read():
+    tensors = [tensor("replicated/a", "U8", (3,))]
+    fd, data = written(Layout(each[:3] for each in tensors), tensors)
+    view = SlabView.open(fd, len(data), 7)
+    os.ftruncate(fd, len(data) - 1)
+    os.close(fd)
+    with pytest.raises(SlabError, match="ends within replicated/a"):
+        view.read_into("replicated/a", memoryview(bytearray(3)))
 
 
 @given(specs, st.data())
