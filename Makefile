@@ -146,10 +146,11 @@ test-more: venv venv-tf etcd mpi
 	$(PY) -m pytest tests/e2e -m more -n $(JOBS) --dist worksteal
 
 # Every form of `fit` with Keras 3 and tf_keras, killed, drained and resumed, every fault in each script, samples from each kind
-# of source, and every moment of an interruption: `make test` and `make test-more` have samples of these, by KEEPSTEP_TEST_SEED.
-test-resume: venv venv-tf etcd
+# of source, and every moment of an interruption and every harm to a peer in it: the other targets have samples of these, by
+# KEEPSTEP_TEST_SEED.
+test-resume: venv venv-tf etcd nets
 	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fit_resume.py tests/e2e/test_interruption.py tests/e2e/test_faults.py \
-	  tests/e2e/test_sources.py -n $(JOBS) --dist worksteal
+	  tests/e2e/test_sources.py tests/e2e/test_interrupted_peers.py -n $(JOBS) --dist worksteal
 
 # The real image, built on Debian's own packages, in jobs of two containers: as the platform starts and stops them, and by
 # the SageMaker SDK's local mode; and what docker/compose.yaml plays (KEEPSTEP_TEST_ALL=1: all of that). Needs root.
