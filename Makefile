@@ -173,11 +173,11 @@ torture-files: venv venv-tf
 	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_own_files.py -n $(JOBS) --dist worksteal
 
 # Whoever is killed at whatever moment, with an S3 that fails at times: 500 kills with a stand-in for the training, half an
-# hour (KILLS=50 makes it short); and 90 of TensorFlow, which must end with the bits of a quiet run.
+# hour (KILLS=50 makes it short); 90 of TensorFlow, which must end with the bits of a quiet run; and a hundred races for HEAD.
 KILLS ?= 500
 torture: venv venv-tf venv-localstack etcd
 	$(PY) -m benchmarks.torture --kills $(KILLS)
-	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_random_kills.py
+	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_random_kills.py tests/conformance/test_commits.py
 
 # Builds both distributions and tries them in a clean environment, where there is no source tree to fall back on.
 wheels: venv

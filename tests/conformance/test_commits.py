@@ -1,4 +1,7 @@
-"""The commit protocol on every store: racing generations, and answers that get lost on the way back."""
+"""The commit protocol on every store: racing generations, and answers that get lost on the way back.
+
+KEEPSTEP_TEST_ALL=1: they race a hundred times on each, on S3 as well, which takes minutes.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ moto = pytest.fixture(scope="module")(s3_server)
 localstack = pytest.fixture(scope="module")(localstack_server)
 GENERATIONS, ROUNDS = 16, 100
 EVERYTHING = bool(os.environ.get("KEEPSTEP_TEST_ALL"))
+
+pytestmark = pytest.mark.timeout(1800 if EVERYTHING else 120)
 
 
 @pytest.fixture(params=["memory", "directory", "moto", pytest.param("localstack", marks=pytest.mark.localstack)])
