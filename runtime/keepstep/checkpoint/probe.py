@@ -31,7 +31,7 @@ def probe_store(store: ObjectStore, job: str, nonce: str) -> None:
         except PreconditionFailed:
             if store.read(key, 64) != _SECOND:
                 raise StoreRefused("the store refuses a write whose If-Match holds") from None
-        if key not in store.list(key):
+        if key not in store.list(probe_prefix(job)):
             raise StoreRefused("the store does not list what was just written to it")
     finally:
         store.delete(key)

@@ -234,3 +234,36 @@ def test_a_copy_into_a_populated_slab_meets_no_page_fault(pieces, is_populated):
     writer.close()
     pages = size_bytes // resource.getpagesize()
     assert (faults < pages / 10) is is_populated
+
+
+def test_a_state_of_more_than_four_gibibytes_has_its_last_bytes_in_place():
+    """Of the large tensor the last byte alone is written: the rest of the file takes no memory."""
+    large = (1 << 32) + 5
+
+    def write_last(target):
+        target[-1] = 7
+
+    tensors = [Tensor("replicated/large", "U8", (large,), write_last), tensor("replicated/small", "U8", (3,))]
+    layout = Layout(each[:3] for each in tensors)
+    fd = os.memfd_create("slab")
+    os.ftruncate(fd, layout.size_bytes)
+    writer = Writer(fd, layout)
+    writer.write(tensors)
+    writer.close()
+    view = SlabView.open(fd, layout.size_bytes, 1)
+    os.close(fd)
+    assert view.raw("replicated/large").nbytes == large and view.raw("replicated/large")[-1] == 7
+    target = bytearray(3)
+    view.read_into("replicated/small", memoryview(target))
+    assert target == content("replicated/small", 3)
+
+
+def test_a_state_of_a_hundred_thousand_tensors_is_written_and_read():
+    tensors = [tensor(f"replicated/layer/{number}/kernel", "F32", ()) for number in range(100_000)]
+    fd, data = written(Layout(each[:3] for each in tensors), tensors)
+    view = SlabView.open(fd, len(data), 1)
+    os.close(fd)
+    for number in (0, 1, 50_000, 99_999):
+        key = f"replicated/layer/{number}/kernel"
+        assert bytes(view.raw(key)) == content(key, 4)
+    assert len(view.places) == 100_000
