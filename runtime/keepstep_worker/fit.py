@@ -308,7 +308,7 @@ class Fit:
         position = Position(
             self.ordinal, self._epoch, self._batch, training.step, self.begun, self._size, self._finished
         )
-        tensors = tensors_of(named)
+        tensors = tensors_of(named, training.blobs)
         tensors.append(training.blobs.tensor(POSITION, codec.dumps(tuple(position))))
         tensors.append(training.blobs.tensor(PYTHON, codec.dumps(python)))
         tensors += fit_state.random_tensors(training.blobs)

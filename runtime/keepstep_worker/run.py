@@ -18,6 +18,7 @@ from keepstep_worker.identity import KEEP_LOCAL
 from keepstep_worker.session import RestoreError, Session
 from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, Tensor
 from keepstep_worker.slab_view import SlabView
+from keepstep_worker.strings import is_string
 from keepstep_worker.waits import Waits
 from keepstep_worker.wire import PHASE_JOINED, StepTimes
 
@@ -70,6 +71,7 @@ class Run:
         self.learning_rate_scale = self.world_size / self.full_world_size if self._keeps_local else 1.0
         self._tracked = False
         self._tensors: list[Tensor] = []
+        self._strings: list[state.Named] = []
         self._stateful: dict[str, Any] = {}
         self._blobs = Blobs()
         self._datasets: list[Dataset] = []
@@ -222,7 +224,10 @@ class Run:
             else:
                 raise TypeError(f"{name} is a {type(thing).__name__}, which can not be tracked")
         if self._session is not None:
-            self._tensors = state.tensors_of(named)
+            by_kind: tuple[list[state.Named], ...] = ([], [])
+            for each in named:
+                by_kind[is_string(state.local_components(each[1])[0])].append(each)
+            self._tensors, self._strings = state.tensors_of(by_kind[False], self._blobs), by_kind[True]
             self._restore(self._session, named, generators)
             self._session.set_provider(self._collect)
             self._session.announce()
@@ -261,6 +266,7 @@ class Run:
 
     def _collect(self) -> list[Tensor]:
         blobs = [self._blobs.tensor(key, codec.dumps(thing.state())) for key, thing in self._stateful.items()]
+        blobs += state.tensors_of(self._strings, self._blobs)
         return [*self._tensors, *blobs, *fit_state.random_tensors(self._blobs)]
 
     def _restore(self, session: Session, named: list[state.Named], generators: list[str]) -> None:

@@ -13,10 +13,12 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from keepstep_worker import strings
 from keepstep_worker.session import RestoreError
 from keepstep_worker.shares import in_shares
-from keepstep_worker.slab import DTYPES, LOCAL, REPLICATED, Place, Tensor, Write, fill
+from keepstep_worker.slab import DTYPES, LOCAL, REPLICATED, Blobs, Place, Tensor, Write, fill
 from keepstep_worker.slab_view import SlabView
+from keepstep_worker.strings import is_string
 
 Named = tuple[str, Any]
 """A key, class included, and the variable that it stands for."""
@@ -125,16 +127,23 @@ def build_optimizer(optimizer: Any, things: Iterable[Any]) -> None:
             optimizer._create_all_weights(trainable)
 
 
-def tensors_of(named: Iterable[Named]) -> list[Tensor]:
+def tensors_of(named: Iterable[Named], blobs: Blobs) -> list[Tensor]:
     """Describe variables as tensors, whose bytes are read at the moment a slab is written; the list can be kept.
 
     Of a replicated variable the first local component is saved, of a local one all: `<key>`, `<key>@1`, ...
+
+    Args:
+        named: the variables. Those of strings are read now: a list with any of them is of this moment.
+        blobs: makes what strings are kept in.
     """
     tensors = []
     for key, variable in named:
         components = local_components(variable)
         for index, component in enumerate(components[:1] if key.startswith(REPLICATED) else components):
             name = key if index == 0 else f"{key}@{index}"
+            if is_string(component):
+                tensors.append(blobs.tensor(name, strings.encode(component)))
+                continue
             write, hold = functools.partial(_write, component), functools.partial(_hold, component)
             tensors.append(
                 Tensor(
@@ -171,9 +180,9 @@ def assign(
     extra = sorted(set(view.places) - wanted - set(others) - spare)
     wrong = []
     for key, index, component in pairs:
-        place = view.places.get(_stored_key(view, key, index))
-        if place is not None and place[1:3] != (described := _describe(component)):
-            wrong.append(f"{key} (saved {place.dtype} {list(place.shape)}, now {described[0]} {list(described[1])})")
+        stored = _stored_key(view, key, index)
+        if (place := view.places.get(stored)) is not None and (now := _difference(view, stored, component)):
+            wrong.append(f"{key} (saved {place.dtype} {list(place.shape)}, now {now})")
     if missing or extra or wrong:
         raise RestoreError(
             f"the state of step {view.step} does not fit what the script has built: "
@@ -188,6 +197,14 @@ def assign(
     if before is not None:
         before([component for component, _ in wanted_by])
     _assign_all(view, wanted_by)
+
+
+def _difference(view: SlabView, key: str, component: Any) -> str:
+    """What a variable is that can not take what was saved; empty where it can."""
+    if is_string(component):
+        return "" if strings.fits(component, view.raw(key)) else f"string {list(component.shape)}"
+    dtype, shape = _describe(component)
+    return "" if view.places[key][1:3] == (dtype, shape) else f"{dtype} {list(shape)}"
 
 
 def _components(key: str, variable: Any) -> list[tuple[int, Any]]:
@@ -310,6 +327,8 @@ def _value(component: Any, view: SlabView, key: str, empty: list[tuple[Any, str]
     import numpy
     import tensorflow as tf
 
+    if is_string(component):
+        return strings.decode(view.blob(key))
     raw, dtype, shape = view.raw(key), component.dtype, component.shape
     if raw.nbytes >= _LARGE_BYTES and _may_be_filled(component, view.places[key]) and _fills():
         value = tf.raw_ops.Empty(shape=_dimensions(tuple(shape)), dtype=dtype)

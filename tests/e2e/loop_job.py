@@ -2,7 +2,8 @@
 
 Options: `die=STEP` ends this process in the middle of that step; `legacy` takes tf_keras;
 `jit` has XLA compile the step, `late` all but the first; `loose` leaves op determinism off; `pause` waits a little
-behind each step; `accumulate` has a step take three batches more, and do something in between.
+behind each step; `accumulate` has a step take three batches more, and do something in between; `words` keeps a word of
+each step in a variable of strings.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def main() -> None:
     keras.utils.set_random_seed(11)
     if "loose" not in sys.argv:
         tf.config.experimental.enable_op_determinism()
+    words = tf.Variable([], shape=[None], dtype="string", trainable=False)
     with strategy.scope():
         model = build(keras)
         optimizer = keras.optimizers.Adam(1e-2)
@@ -95,13 +97,16 @@ def main() -> None:
         return train_step(batch)
 
     data = run.dataset(samples(), global_batch=BATCH, seed=7, strategy=strategy)
-    run.track(model=model, optimizer=optimizer, data=data, noise=noise)
+    run.track(
+        model=model, optimizer=optimizer, data=data, noise=noise, **({"words": words} if "words" in sys.argv else {})
+    )
     drawn = []
     for step in run.steps(last_step):
         batch = batch_of(data)
         if step == die:
             os.kill(os.getpid(), signal.SIGKILL)
         (compiled_step if "late" in sys.argv and step > 1 else train_step)(batch)
+        words.assign(tf.concat([words, [b"\xff" * 200 + bytes([step])]], 0))
         if "pause" in sys.argv:
             time.sleep(PAUSE_S)
         drawn.append([step, random.random(), float(np.random.random()), [int(value) for value in batch[1]]])
@@ -116,6 +121,7 @@ def main() -> None:
         "local": digest(part.numpy() for v in others for part in local_components(v)),
         "drawn": drawn,
         "position": list(data.position),
+        "words": [word[-1] for word in words.numpy()],
     }
     with open(out, "w") as file:
         json.dump(result, file)

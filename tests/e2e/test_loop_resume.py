@@ -141,6 +141,16 @@ def test_a_world_that_lost_a_worker_ends_where_the_undisturbed_one_does(tmp_path
         assert (resumed[rank]["rank"], resumed[rank]["world_size"], resumed[rank]["generation"]) == (rank, 2, 2)
 
 
+def test_strings_come_back_though_they_outgrow_what_was_laid_out_for_them(tmp_path, agents):
+    _, codes = train(tmp_path, 12, "words", "die=11", agents=agents[:1], snapshot_every=3)
+    assert codes == [-9]
+    layouts = [seal.layout for seal in agents[0].wire.read_seals()]
+    assert len(set(layouts)) > 1
+    resumed, _ = train(tmp_path, 12, "words", agents=agents[:1], snapshot_every=3, **resume_orders(agents[:1], 9))
+    assert [drawn[0] for drawn in resumed[0]["drawn"]] == [10, 11, 12]
+    assert resumed[0]["words"] == list(range(1, 13))
+
+
 def test_one_host_takes_over_what_two_have_begun(tmp_path, agents):
     both, _ = train(tmp_path, 3, agents=agents, hosts=2, snapshot_every=3)
     alone, _ = train(tmp_path, 9, agents=agents[:1], snapshot_every=3, **resume_orders(agents, 3))

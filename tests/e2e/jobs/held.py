@@ -24,7 +24,7 @@ SHAPE = (300, 400)
 
 def check(name: str, named: list[tuple[str, Any]], change: Callable[[], None], times: int = 3) -> None:
     for _ in range(times):
-        tensors = variables.tensors_of(named)
+        tensors = variables.tensors_of(named, slab.Blobs())
         before = [variable.numpy().tobytes() for _, variable in named]
         held = slab.hold(tensors)
         assert held is not None, f"{name}: they can not be held"
