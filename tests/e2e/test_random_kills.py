@@ -23,6 +23,8 @@ from tests.support.s3 import CREDENTIALS, bucket_store
 EVERYTHING = bool(os.environ.get("KEEPSTEP_TEST_ALL"))
 KILLS = 30 if EVERYTHING else 3
 STEPS = 600 if EVERYTHING else 120
+DEADLINE_S = 1200.0 if EVERYTHING else 200.0
+"""For one run: on a busy machine a restart may take ten seconds."""
 SAMPLES, BATCH = 1797, 64  # of examples/digits.csv.gz, and in a step of jobs/digits.py
 FORMS = {
     "digits": ("digits.py", [f"--steps={STEPS}"]),
@@ -35,7 +37,7 @@ SETTINGS = (
     "restart.same_step=100", "restart.ceiling=1000", "restart.backoff.first=1ms",
 )  # fmt: skip
 
-pytestmark = [pytest.mark.e2e, pytest.mark.hosts, pytest.mark.timeout(1800 if EVERYTHING else 400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.hosts, pytest.mark.timeout(2400 if EVERYTHING else 400)]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def run_of(folder: Path, form: str, *options: str) -> LocalRun:
     script, arguments = FORMS[form]
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    return LocalRun(folder, script, arguments, (*settings, *options))
+    return LocalRun(folder, script, arguments, (*settings, *options), deadline_s=DEADLINE_S)
 
 
 @pytest.mark.parametrize("form", FORMS if EVERYTHING else ["digits"])
