@@ -224,10 +224,7 @@ class Run:
             else:
                 raise TypeError(f"{name} is a {type(thing).__name__}, which can not be tracked")
         if self._session is not None:
-            by_kind: tuple[list[state.Named], ...] = ([], [])
-            for each in named:
-                by_kind[is_string(state.local_components(each[1])[0])].append(each)
-            self._tensors, self._strings = state.tensors_of(by_kind[False], self._blobs), by_kind[True]
+            self._describe(named)
             self._restore(self._session, named, generators)
             self._session.set_provider(self._collect)
             self._session.announce()
@@ -263,6 +260,13 @@ class Run:
 
     def _times(self, session: Session) -> StepTimes:
         return StepTimes(data_ready_ns=self._waits.over_ns(session.start_ns))
+
+    def _describe(self, named: list[state.Named]) -> None:
+        """Variables of strings are described anew for each snapshot: their bytes differ in length."""
+        by_kind: tuple[list[state.Named], ...] = ([], [])
+        for each in named:
+            by_kind[is_string(state.local_components(each[1])[0])].append(each)
+        self._tensors, self._strings = state.tensors_of(by_kind[False], self._blobs), by_kind[True]
 
     def _collect(self) -> list[Tensor]:
         blobs = [self._blobs.tensor(key, codec.dumps(thing.state())) for key, thing in self._stateful.items()]
