@@ -60,6 +60,19 @@ def batch_of(data: Any) -> Any:
     return batch
 
 
+def state_of(run: Any, model: Any, optimizer: Any) -> dict[str, Any]:
+    others = [v for v in model.variables if not any(v is t for t in model.trainable_variables)]
+    slots = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+    return {
+        "rank": run.rank,
+        "world_size": run.world_size,
+        "generation": run.generation,
+        "trainable": digest(v.numpy() for v in model.trainable_variables),
+        "slots": digest(v.numpy() for v in slots),
+        "local": digest(part.numpy() for v in others for part in local_components(v)),
+    }
+
+
 def main() -> None:
     last_step, out = int(sys.argv[1]), sys.argv[2]
     die = next((int(option[4:]) for option in sys.argv if option.startswith("die=")), 0)
@@ -110,15 +123,7 @@ def main() -> None:
         if "pause" in sys.argv:
             time.sleep(PAUSE_S)
         drawn.append([step, random.random(), float(np.random.random()), [int(value) for value in batch[1]]])
-    others = [v for v in model.variables if not any(v is t for t in model.trainable_variables)]
-    slots = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-    result = {
-        "rank": run.rank,
-        "world_size": run.world_size,
-        "generation": run.generation,
-        "trainable": digest(v.numpy() for v in model.trainable_variables),
-        "slots": digest(v.numpy() for v in slots),
-        "local": digest(part.numpy() for v in others for part in local_components(v)),
+    result = state_of(run, model, optimizer) | {
         "drawn": drawn,
         "position": list(data.position),
         "words": [word[-1] for word in words.numpy()],
