@@ -6,7 +6,7 @@ import functools
 import os
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Callable, Generic, TypeVar
+from typing import Any, Callable, TypeVar
 
 T = TypeVar("T")
 
@@ -23,40 +23,24 @@ def in_shares(items: Sequence[T], sizes: Sequence[int], work: Callable[[Sequence
     Args:
         sizes: bytes of each item.
     """
-    Shares(items, sizes, work).finish()
+    left = deque(_divide(items, sizes))
+    others = [_pool().submit(_take_part, left, work) for _ in range(min(_threads(), len(left)) - 1)]
+    try:
+        _take_part(left, work)
+    finally:
+        for other in others:
+            other.exception()
+    for other in others:
+        other.result()
 
 
-class Shares(Generic[T]):
-    """The same, which others have begun with when this is made; `finish` must be called, whatever happens meanwhile."""
-
-    def __init__(self, items: Sequence[T], sizes: Sequence[int], work: Callable[[Sequence[T]], None]) -> None:
-        self._left, self._work = deque(_divide(items, sizes)), work
-        others = min(_threads(), len(self._left)) - 1
-        self._others = [_pool().submit(self._take_part) for _ in range(others)]
-
-    def finish(self) -> None:
-        """Take part until all is done.
-
-        Raises:
-            Exception: what `work` raised.
-        """
+def _take_part(left: deque[Sequence[T]], work: Callable[[Sequence[T]], None]) -> None:
+    while True:
         try:
-            self._take_part()
-        finally:
-            for other in self._others:
-                other.exception()
-        for other in self._others:
-            other.result()
-
-    def _take_part(self) -> None:
-        while (share := self._next()) is not None:
-            self._work(share)
-
-    def _next(self) -> Sequence[T] | None:
-        try:
-            return self._left.popleft()
-        except IndexError:
-            return None
+            share = left.popleft()
+        except IndexError:  # others have taken the rest
+            return
+        work(share)
 
 
 def _divide(items: Sequence[T], sizes: Sequence[int]) -> list[Sequence[T]]:
