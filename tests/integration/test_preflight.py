@@ -102,8 +102,12 @@ def test_a_host_with_a_fifth_of_a_processor(tmp_path):
         with run:
             assert set(ended(run).values()) == {0}
         told = "".join(run.log(host) for host in run.names)
-        assert f"| preflight finds: {BAD}: speed: " in told  # a busy moment may have another one measured slow, too
-        assert excluded(run) and len(run.world(run.generations()[0]["number"])) == len(run.names) - 1
+        assert f"| preflight finds: {BAD}: speed: " in told
+        # A machine that starves may have another host found wanting, too, and of three only one can be left out.
+        (left_out,) = set(run.names) - set(run.world(run.generations()[0]["number"]))
+        assert f"| preflight finds: {left_out}: " in told
+        if all(f"| preflight finds: {other}: " not in told for other in run.names if other != BAD):
+            assert left_out == BAD
 
 
 @contextlib.contextmanager
