@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -66,8 +67,8 @@ def undisturbed(script: str, tmp_path_factory: pytest.TempPathFactory) -> Result
     return results
 
 
-def run_of(folder: Path, script: str, *options: str) -> LocalRun:
-    return LocalRun(folder / "run", script, [SCRIPTS[script][1]], (*SNAPSHOTS, *options))
+def run_of(folder: Path, script: str, *options: str, words: Sequence[str] = ()) -> LocalRun:
+    return LocalRun(folder / "run", script, [SCRIPTS[script][1], *words], (*SNAPSHOTS, *options))
 
 
 @pytest.mark.parametrize("fault", list(FAULTS))
@@ -76,7 +77,12 @@ def test_a_death_costs_steps_and_no_bit(fault: str, script: str, undisturbed: Re
     if not EVERYTHING and script != list(SCRIPTS)[at]:
         pytest.skip("befalls the other script in this sample: KEEPSTEP_TEST_ALL=1 has both")
     options = [word for each in FAULTS[fault] for word in ("--fault", each)]
-    with run_of(tmp_path, script, *options) as run:
+    gate, of_a_host = tmp_path / "gate", fault.startswith("host")
+    # a quick machine would be done before the host is killed
+    with run_of(tmp_path, script, *options, words=[f"--gate=60:{gate}"] if of_a_host else ()) as run:
+        if of_a_host:
+            run.wait_for(lambda: len(run.events("agent_started")) > len(run.names), "agent on the host that came back")
+            gate.touch()
         assert run.wait() == 0, run.told()
         assert run.left() == []
     summary = run.summary()
@@ -123,10 +129,12 @@ def test_workers_that_were_standbys_train_as_others_do(script: str, undisturbed:
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    """Its data are in memory: a disk that takes seconds for a write, as was seen, is not the fault that is meant."""
     folder = tmp_path / "etcd"
     folder.mkdir()
-    with EtcdServer(folder) as server:
-        yield server
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="keepstep-etcd-") as memory:
+        with EtcdServer(folder, data_dir=Path(memory) / "data") as server:
+            yield server
 
 
 @pytest.mark.parametrize(

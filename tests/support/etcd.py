@@ -28,7 +28,9 @@ def make_tls(folder: Path, authority: Authority | None = None, days: int = 60) -
 class EtcdServer:
     """One etcd. `start` waits until it serves; `restart(empty=True)` is a host that died and came back."""
 
-    def __init__(self, folder: Path, name: str = "test", tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self, folder: Path, name: str = "test", tls: TlsFiles | None = None, data_dir: Path | None = None
+    ) -> None:
         self.binary = find_etcd()  # EtcdMissing says what to install
         self.folder, self.name, self.tls = folder, name, tls
         self.log_path = folder / "etcd.log"
@@ -37,7 +39,7 @@ class EtcdServer:
         self.token = uuid.uuid4().hex
         self.others: tuple[tuple[str, str], ...] = ()
         self.joins = False
-        self._data_dir = folder / "data"
+        self._data_dir = data_dir or folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
