@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from keepstep_worker import fingerprint
 from keepstep_worker.waits import Waits
+from keepstep_worker.wire import StepRecord, StepTimes
 
 _OPTIMIZERS = (("BaseOptimizer", "apply"), ("Optimizer", "apply_gradients"), ("OptimizerV2", "apply_gradients"))
 """Classes and methods that are given local gradients: Keras 3, tf_keras, and tf_keras's legacy optimizers."""
@@ -39,9 +40,10 @@ _AVERAGING = ("horovod.tensorflow", "smdistributed.dataparallel.tensorflow")
 
 _EVERY_NS, _LATEST_NS = 100_000_000, 400_000_000
 """How often the stored times are read, in the mean and at least: it takes up to 0.2 ms after a step that has filled the
-caches. Some steps are left out therefore, by lot: where data come with every other step, or long and short ones take
-turns, a fixed pace would meet the same kind each time, and a clock the long ones more often.
+caches. Some steps are left out therefore, by lot: where long and short ones take turns, a fixed pace would meet the
+same kind each time, and a clock the long ones more often.
 """
+_TURNS_MAX = 8
 _OLDER = 0.9
 
 
@@ -81,6 +83,8 @@ class _Probe:
     `passed` counts the steps since that read; with the one that makes it `wanted`, they are read again. `steps` and
     `steps_ns` are what was seen of late, the older the less. `off` once something went wrong: then nothing is measured
     any more.
+
+    `turns` is how many steps a batch is divided among.
     """
 
     def __init__(self) -> None:
@@ -88,6 +92,7 @@ class _Probe:
         self.returned_ns = self.read_ns = self.passed = self.wanted = 0
         self.steps = self.steps_ns = 0.0
         self.lot = random.Random()  # the script's own generators stay as they are
+        self.turns = 1
         self.off = False
         self.lock = threading.Lock()
         self.within = threading.local()
@@ -115,6 +120,15 @@ def install(module: Any) -> None:
     tape = getattr(module, "GradientTape", None)
     if tape is not None and "gradient" in vars(tape):
         tape.gradient = _around_tape(tape.gradient)
+
+
+def record_of(sequence: int, step: int, times: StepTimes) -> StepRecord:
+    """Return the record of a step that has just ended: what was measured, and what the probe has seen of the rest."""
+    seen = moments(times.start_ns)
+    return StepRecord(
+        sequence, step, times.start_ns, times.data_ready_ns or seen.data, times.gradients_ready_ns or seen.gradients,
+        times.end_ns, seen.begun,
+    )  # fmt: skip
 
 
 def moments(start_ns: int) -> Moments:
@@ -150,8 +164,25 @@ def _is_due(now_ns: int) -> bool:
     _probe.steps = _OLDER * _probe.steps + _probe.passed
     _probe.steps_ns = _OLDER * _probe.steps_ns + min(passed_ns, _LATEST_NS)
     mean = max(1, round(_EVERY_NS * _probe.steps / max(1.0, _probe.steps_ns)))
-    _probe.wanted, _probe.passed, _probe.read_ns = _probe.lot.randint(1, 2 * mean - 1), 0, now_ns
+    _probe.wanted, _probe.passed, _probe.read_ns = _draw(mean, _probe.turns), 0, now_ns
     return True
+
+
+def _draw(mean: int, turns: int) -> int:
+    """How many steps on the next reading is: `mean` on the average, and one more than a multiple of `turns`.
+
+    So one reading after the other meets each place in a batch in turn. By chance, some windows would have none of the
+    steps that wait for data, and a slow rank would look well in them.
+    """
+    return 1 + turns * int(_probe.lot.uniform(0.0, 2.0 * (mean - 1) / turns + 1.0))
+
+
+def expect_turns(steps: int) -> None:
+    """Say that each batch is read for so many steps: only one of them waits for it.
+
+    Keras's `fit` divides what a dataset gives, the global batch, among as many steps of each rank as there are ranks.
+    """
+    _probe.turns = max(1, min(steps, _TURNS_MAX))
 
 
 def is_ready(start_ns: int) -> bool | None:

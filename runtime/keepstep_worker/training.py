@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
-from keepstep_worker import codec, fit_state, newcomer
+from keepstep_worker import codec, fit_state, newcomer, probe
 from keepstep_worker.session import RestoreError, Session
 from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, Tensor
 from keepstep_worker.slab_view import SlabView
@@ -124,6 +124,7 @@ class Training:
             RestoreError: it was not saved by a fit.
         """
         self.session = session
+        probe.expect_turns(session.identity.world_size)
         self.step = self.ordinal = 0
         self.fits: list[dict[str, Any]] = []
         self.models: list[tuple[weakref.ref[Any], Flavour]] = []

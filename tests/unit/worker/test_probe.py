@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -56,6 +57,20 @@ def test_steps_that_take_turns_are_read_equally_often(stamps, lengths_ms):
     every = max(1, round(200 / sum(lengths_ms)))
     assert 40_000 / every * 0.9 < len(read) < 40_000 / every * 1.1
     assert 0.45 < sum(number % 2 for number in read) / len(read) < 0.55
+
+
+@pytest.mark.parametrize("turns", [2, 3, 4, 8])
+@pytest.mark.parametrize("step_ms", [5, 20, 30, 45])
+def test_of_a_batch_that_several_steps_take_each_is_read_in_turn(stamps, monkeypatch, turns, step_ms):
+    """So no few readings in a row are all of steps that did not wait for it, as they are by chance now and then."""
+    monkeypatch.setattr(probe._probe, "turns", 1)
+    probe.expect_turns(turns)
+    probe._probe.lot.seed(7)
+    read = read_at([step_ms * 1_000_000], 20_000)[1:]
+    places = [number % turns for number in read]
+    assert all((after - before) % turns == 1 for before, after in pairwise(places))
+    every = max(1, round(100 / step_ms))
+    assert 20_000 / every * 0.6 < len(read) < 20_000 / every * 1.4, "it costs as much as ever"
 
 
 def test_a_step_that_takes_long_is_read_whatever_was_drawn(stamps):
