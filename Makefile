@@ -20,6 +20,7 @@ TOOLKIT_STAMP := .venv-toolkit/.stamp-$(shell cat requirements/toolkit*.txt | sh
 SDK_STAMP := .venv-sdk/.stamp-$(shell cat requirements/sdk.txt | sha256sum | cut -c1-16)
 SDK2_STAMP := .venv-sdk2/.stamp-$(shell cat requirements/sdk2.txt | sha256sum | cut -c1-16)
 LOCALSTACK_STAMP := .venv-localstack/.stamp-$(shell cat requirements/localstack.txt | sha256sum | cut -c1-16)
+NATIVE := $(if $(filter x86_64,$(shell uname -m)),runtime/keepstep_worker/native/stream-x86_64.so)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack venv-sdk docker etcd mpi nets lint check test test-hosts test-more test-resume test-containers test-matrix torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-goodput bench-startup bench-straggler attribution no-false-alarm soak campaign campaign-health requirements clean
@@ -31,7 +32,7 @@ $(DEV_STAMP):
 	rm -f .venv/.stamp-*
 	touch $@
 
-venv-tf: $(TF_STAMP)
+venv-tf: $(TF_STAMP) $(NATIVE)
 $(TF_STAMP):
 	$(PYTHON) -m venv .venv-tf
 	$(TF) $(PIP_INSTALL) -r requirements/tensorflow.txt
@@ -39,6 +40,10 @@ $(TF_STAMP):
 	$(TF) $(PIP_INSTALL) -r requirements/mpi4py.txt
 	rm -f .venv-tf/.stamp-*
 	touch $@
+
+# The copy of snapshots, for the one kind of processor that there is code for; wheels compile their own.
+runtime/keepstep_worker/native/stream-x86_64.so: runtime/keepstep_worker/native/stream.c runtime/keepstep_worker/native/compile.sh
+	runtime/keepstep_worker/native/compile.sh $@
 
 # Older releases of TensorFlow, each in an environment of its own: .venv-tf-2.13 and so on.
 .venv-tf-%/.stamp: requirements/tensorflow-%.txt

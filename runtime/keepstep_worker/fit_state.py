@@ -278,4 +278,4 @@ def held(tensor: Tensor) -> Tensor:
     def write(target: memoryview) -> None:
         fill(target, kept)
 
-    return tensor._replace(write=write, hold=partial(_itself, write))
+    return tensor._replace(write=write, hold=partial(_itself, write), thing=None, reader=None)

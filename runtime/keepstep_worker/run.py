@@ -69,7 +69,9 @@ class Run:
             self.rank, self.world_size = _read_cluster(os.environ.get("TF_CONFIG", ""))
             self.full_world_size, self._keeps_local, self._weights = self.world_size, False, ()
         self.learning_rate_scale = self.world_size / self.full_world_size if self._keeps_local else 1.0
-        self._tracked = False
+        self._tracked, self._collected = False, 0
+        self._listed: dict[str, Any] = {}
+        self._taken: set[str] = set()
         self._tensors: list[Tensor] = []
         self._strings: list[state.Named] = []
         self._stateful: dict[str, Any] = {}
@@ -195,6 +197,8 @@ class Run:
 
         Raises:
             RestoreError: the saved state does not fit what the script has built.
+            RuntimeError: it was called before; or, from `steps()`, when the state is first saved, things have more
+                variables than they had here.
             TypeError: something of a kind that can not be tracked.
             ValueError: a model has no variables yet.
         """
@@ -203,15 +207,18 @@ class Run:
         self._tracked = True
         named: list[state.Named] = []
         generators: list[str] = []
-        taken: set[str] = set()
+        taken = self._taken
         optimizers = {name: thing for name, thing in things.items() if state.is_optimizer(thing)}
         for name, thing in [*(each for each in things.items() if each[0] not in optimizers), *optimizers.items()]:
             if name in optimizers:
                 state.build_optimizer(thing, things.values())
+                self._listed[name] = thing
                 named += state.name_optimizer(name, thing, taken)
             elif state.is_model(thing):
+                self._listed[name] = thing
                 named += state.name_model(name, thing, taken)
             elif hasattr(thing, "update_state") and hasattr(thing, "variables"):
+                self._listed[name] = thing
                 named += state.name_variables(name, (), thing.variables, taken)
             elif hasattr(thing, "make_seeds") and hasattr(thing, "state"):
                 generators.append(f"{LOCAL}{name}/state")
@@ -269,6 +276,11 @@ class Run:
         self._tensors, self._strings = state.tensors_of(by_kind[False], self._blobs), by_kind[True]
 
     def _collect(self) -> list[Tensor]:
+        self._collected += 1
+        if self._collected == 2:  # the first one is announced before any step
+            late = state.name_late(self._listed, self._taken)
+            if late:
+                raise RuntimeError(f"made after track(), so that it would not be saved: {', '.join(late[:8])}")
         blobs = [self._blobs.tensor(key, codec.dumps(thing.state())) for key, thing in self._stateful.items()]
         blobs += state.tensors_of(self._strings, self._blobs)
         return [*self._tensors, *blobs, *fit_state.random_tensors(self._blobs)]

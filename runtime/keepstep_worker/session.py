@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from keepstep_worker import identity as identities
-from keepstep_worker import inquiry, probe, rank
+from keepstep_worker import inquiry, probe, rank, soundness
 from keepstep_worker import wire as wires
 from keepstep_worker.channel import Channel, ChannelClosed
 from keepstep_worker.fingerprint import Fingerprints
@@ -23,7 +23,7 @@ from keepstep_worker.profiling import Profiler
 from keepstep_worker.slab import SlabError, Tensor, hold
 from keepstep_worker.slab_view import SlabView
 from keepstep_worker.snapshots import Slabs
-from keepstep_worker.wire import Orders, Progress, StepRecord, StepTimes, Wire
+from keepstep_worker.wire import Orders, Progress, StepTimes, Wire
 
 Provider = Callable[[], Sequence[Tensor]]
 
@@ -50,16 +50,16 @@ class Session:
         self._wire, self._channel, self.pid = wire, channel, os.getpid()
         self._phase = wires.PHASE_HELLO
         self._published = self._ring_sequence = 0
-        self.entered_step = self.completed_step = self.last_step = 0
+        self.entered_step = self.completed_step = self.last_step = self._unproven = 0
         self.snapshot_ns = self._stall_ns = self.skipped = self.start_ns = 0
         self._sealed_step = -1
         self._provider: Provider | None = None
         self._slabs = Slabs(wire, identity.generation)
-        self._profiler = Profiler(wire.read_orders().profile, self._send)
-        self._fingerprints = Fingerprints(self._send)
+        self._profiler = Profiler(wire.read_orders().profile, self.tell)
+        self._fingerprints = Fingerprints(self.tell)
         self._restore_begun_ns = time.monotonic_ns()
         self._publish()
-        self._send({"kind": "hello", "version": wires.VERSION, "pid": self.pid})
+        self.tell({"kind": "hello", "version": wires.VERSION, "pid": self.pid})
 
     @classmethod
     def current(cls) -> Session | None:
@@ -83,7 +83,8 @@ class Session:
 
     def tell(self, message: dict[str, Any], hint: bool = False) -> None:
         """Tell the agent something that needs no answer; its `kind` says what, and a hint may get lost."""
-        self._send(message, hint)
+        with contextlib.suppress(ChannelClosed):  # the end of this process is near; what waits for an answer finds out
+            self._channel.send(message, hint)
 
     def is_to_hold(self) -> bool:
         """Whether the agent wants no step entered beyond one that it names."""
@@ -105,7 +106,7 @@ class Session:
         self._phase, self.last_step = wires.PHASE_JOINED, last_step
         self._publish()
         inquiry.offer(self._channel, lambda: self.start_ns)  # who hears of this training can ask about it
-        self._send({"kind": "joined", "how": kind, "last_step": last_step})
+        self.tell({"kind": "joined", "how": kind, "last_step": last_step})
 
     def restored(self) -> SlabView | None:
         """Return the state to go on from, None for a fresh start. Waits for the agent to hand the slab over.
@@ -141,11 +142,11 @@ class Session:
             begun_ns: when putting it back began, monotonic nanoseconds; None where `restored()` was called for that.
             data_ns: nanoseconds of it that went into reading data up to that step.
         """
-        self.entered_step = self.completed_step = self._sealed_step = step
+        self.entered_step = self.completed_step = self._sealed_step = self._unproven = step
         self._publish()
         seconds = (time.monotonic_ns() - (self._restore_begun_ns if begun_ns is None else begun_ns)) / 1e9
         message = {"kind": "restored", "step": step, "seconds": round(seconds, 6)}
-        self._send({**message, "data_s": round(data_ns / 1e9, 6)} if data_ns else message)
+        self.tell({**message, "data_s": round(data_ns / 1e9, 6)} if data_ns else message)
 
     def set_provider(self, provider: Provider | None) -> None:
         """Register what returns the tensors to save, always of the moment it is called at; None to take it away."""
@@ -186,20 +187,23 @@ class Session:
         Args:
             step: the step, counted from 1; of several executed in one go, the last.
             times: what was measured; what is 0 is filled in, gradients only where a probe has seen them.
+
+        Raises:
+            Unsound: it is the first one from a state that was restored, and has made NaN of what is trained.
         """
         start_ns = times.start_ns or self.start_ns
         end_ns = times.end_ns or probe.returned_ns(start_ns) or time.monotonic_ns()
         if self._profiler.number != self._profiler.finished:
             end_ns = self._profile(step)
-        seen = probe.moments(start_ns)
+        record = probe.record_of(self._ring_sequence + 1, step, times._replace(start_ns=start_ns, end_ns=end_ns))
         self._fingerprints.complete(step)
+        if self._unproven and self._provider is not None:
+            soundness.demand(self._provider(), step, self._unproven)
+            self._unproven = 0
         previous, self.completed_step = self.completed_step, step
         self._phase = wires.PHASE_JOINED
         self._ring_sequence += 1
-        self._wire.append(StepRecord(
-            self._ring_sequence, step, start_ns, times.data_ready_ns or seen.data,
-            times.gradients_ready_ns or seen.gradients, end_ns, seen.begun,
-        ))  # fmt: skip
+        self._wire.append(record)
         self._publish()
         if self._slabs.awaited:
             self._poll()
@@ -267,7 +271,7 @@ class Session:
         self._phase = wires.PHASE_DRAINED
         self._publish()
         sealed = self._sealed_step == self.completed_step
-        self._send({"kind": "drained", "step": self.completed_step, "sealed": sealed})
+        self.tell({"kind": "drained", "step": self.completed_step, "sealed": sealed})
         while True:
             self._receive(None)
 
@@ -335,7 +339,8 @@ class Session:
         patient_until_ns = 0 if self._slabs.used(layout) else time.monotonic_ns() + _FIRST_GRANT_NS
         while True:
             slab = self._slabs.granted(self._orders().grant, layout, prepared=not patient)
-            if slab is not None or not (patient or time.monotonic_ns() < patient_until_ns):
+            waits = (patient or time.monotonic_ns() < patient_until_ns) and not self._slabs.lacks(layout)
+            if slab is not None or not waits:
                 return slab
             self._receive()
 
@@ -346,7 +351,7 @@ class Session:
     def _tell_sealed(self, slab: int, step: int) -> None:
         self._sealed_step = step
         self._publish()
-        self._send({"kind": "sealed", "slab": slab, "step": step}, hint=True)
+        self.tell({"kind": "sealed", "slab": slab, "step": step}, hint=True)
 
     def _profile(self, step: int) -> int:
         """Go on with the profile that was asked for; what it takes is no work of this rank's, but waiting."""
@@ -358,7 +363,7 @@ class Session:
     def _announce(self, tensors: Sequence[Tensor]) -> int:
         layout = self._slabs.layout_of(tensors)
         if layout is not None:
-            self._send({"kind": "layout", "layout": layout.number, "bytes": layout.size_bytes})
+            self.tell({"kind": "layout", "layout": layout.number, "bytes": layout.size_bytes})
         return self._slabs.layout_number
 
     def _orders(self) -> Orders:
@@ -371,10 +376,6 @@ class Session:
             self._published, self.identity.generation, self._phase, self.pid, self.entered_step,
             self.completed_step, self.last_step, self.snapshot_ns, self.skipped,
         ))  # fmt: skip
-
-    def _send(self, message: dict[str, Any], hint: bool = False) -> None:
-        with contextlib.suppress(ChannelClosed):  # the end of this process is near; what waits for an answer finds out
-            self._channel.send(message, hint)
 
     def _poll(self) -> None:
         """Take in what the agent has sent already."""

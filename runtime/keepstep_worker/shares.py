@@ -4,53 +4,63 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from queue import SimpleQueue
 from typing import Any, Callable, TypeVar
 
 T = TypeVar("T")
 
 _THREADS_MAX = 4
 """Two were measured to copy 1.75 times as fast as one."""
-_SHARE_BYTES = 1 << 20
+_SHARE_BYTES = 4 << 20
 
 
-def in_shares(items: Sequence[T], sizes: Sequence[int], work: Callable[[Sequence[T]], None]) -> None:
-    """Call `work` with runs of the items, in this thread and in others.
+def in_shares(shares: Iterable[T], work: Callable[[T], None]) -> None:
+    """Call `work` with each share, in this thread and in others.
 
-    Nobody works on any of them any more when this returns, also where it raises.
-
-    Args:
-        sizes: bytes of each item.
+    The shares are had in this thread, one after the other; others begin with the first while more come. Nobody works on
+    any of them any more when this returns, also where it raises.
     """
-    left = deque(_divide(items, sizes))
-    others = [_pool().submit(_take_part, left, work) for _ in range(min(_threads(), len(left)) - 1)]
+    waiting: SimpleQueue[T | None] = SimpleQueue()
+    others: list[Any] = []
     try:
-        _take_part(left, work)
+        for number, share in enumerate(shares):
+            waiting.put(share)
+            if 0 < number < _threads():
+                others.append(_pool().submit(_take_part, waiting, work))
+            os.sched_yield()  # whoever has done a share needs the interpreter for a moment to take the next one
+        waiting.put(None)
+        _take_part(waiting, work)
     finally:
+        waiting.put(None)
         for other in others:
             other.exception()
     for other in others:
         other.result()
 
 
-def _take_part(left: deque[Sequence[T]], work: Callable[[Sequence[T]], None]) -> None:
-    while True:
-        try:
-            share = left.popleft()
-        except IndexError:  # others have taken the rest
-            return
-        work(share)
+def shares_of(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Runs of the items, each worth a thread's while.
 
-
-def _divide(items: Sequence[T], sizes: Sequence[int]) -> list[Sequence[T]]:
-    shares, begin, held = [], 0, 0
-    for end, size in enumerate(sizes, 1):
-        held += size
+    Args:
+        size_of: bytes of an item.
+    """
+    share: list[T] = []
+    held = 0
+    for item in items:
+        share.append(item)
+        held += size_of(item)
         if held >= _SHARE_BYTES:
-            shares.append(items[begin:end])
-            begin, held = end, 0
-    return [*shares, items[begin:]] if begin < len(items) else shares
+            yield share
+            share, held = [], 0
+    if share:
+        yield share
+
+
+def _take_part(waiting: SimpleQueue[Any], work: Callable[[Any], None]) -> None:
+    while (share := waiting.get()) is not None:
+        work(share)
+    waiting.put(None)  # that is for whoever comes next
 
 
 @functools.lru_cache(maxsize=1)

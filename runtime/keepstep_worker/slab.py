@@ -15,10 +15,11 @@ import json
 import mmap
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
-from keepstep_worker.shares import in_shares
+from keepstep_worker.shares import in_shares, shares_of
+from keepstep_worker.streaming import Source, copy_all
 
 REPLICATED = "replicated/"
 LOCAL = "local/"
@@ -47,6 +48,19 @@ class SlabError(Exception):
 Write = Callable[[memoryview], None]
 
 
+class Reader(NamedTuple):
+    """How the bytes of many things are had together, in a fraction of the time that one after the other takes.
+
+    Attributes:
+        read: of each of the things, in order, the bytes that it has now and until something changes it.
+        hold: of each what writes the bytes of this very moment, whatever becomes of them until then; None where they
+            have to be written now.
+    """
+
+    read: Callable[[Sequence[Any]], Iterable[Source]]
+    hold: Callable[[Sequence[Any]], Sequence[Write] | None]
+
+
 class Tensor(NamedTuple):
     """One tensor to save: what it is, and how its bytes get into the slab.
 
@@ -55,26 +69,52 @@ class Tensor(NamedTuple):
         dtype: name in safetensors, a key of ITEM_BYTES.
         shape: dimensions; () for a scalar.
         write: fills the memoryview it is given (bytes, of exactly the tensor's size).
-        hold: returns what writes the bytes of this very moment, whatever becomes of them until then. None, here or as
-            what it returns, where they have to be written now.
+        hold: returns what writes the bytes of this very moment, whatever becomes of them until then. None where they
+            have to be written now, or a reader holds them.
+        thing: what a reader reads them from.
+        reader: of all tensors that have the same one, the bytes are had together.
     """
 
     key: str
     dtype: str
     shape: tuple[int, ...]
     write: Write
-    hold: Callable[[], Write | None] | None = None
+    hold: Callable[[], Write] | None = None
+    thing: Any = None
+    reader: Reader | None = None
 
 
 def hold(tensors: Iterable[Tensor]) -> list[Tensor] | None:
     """Return the tensors with the bytes of this moment, to be written by another thread; None where one can not be."""
     held = []
-    for tensor in tensors:
-        write = None if tensor.hold is None else tensor.hold()
-        if write is None:
+    for reader, alike in _by_reader(tensors):
+        if reader is not None:
+            writes = reader.hold([tensor.thing for tensor in alike])
+        elif all(tensor.hold for tensor in alike):
+            writes = [tensor.hold() for tensor in alike if tensor.hold]
+        else:
+            writes = None
+        if writes is None:
             return None
-        held.append(tensor._replace(write=write))
+        held += [tensor._replace(write=write, thing=None, reader=None) for tensor, write in zip(alike, writes)]
     return held
+
+
+def _by_reader(tensors: Iterable[Tensor]) -> list[tuple[Reader | None, list[Tensor]]]:
+    """The tensors of each reader, and those without."""
+    found: dict[Reader | None, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.reader, []).append(tensor)
+    return list(found.items())
+
+
+def _contents_of(tensors: Iterable[Tensor]) -> Iterator[tuple[str, Write | Source]]:
+    """The key of each tensor with its bytes, which are had when they are asked for, or with what writes them."""
+    for reader, alike in _by_reader(tensors):
+        if reader is None:
+            yield from ((tensor.key, tensor.write) for tensor in alike)
+        else:
+            yield from zip([tensor.key for tensor in alike], reader.read([tensor.thing for tensor in alike]))
 
 
 Spec = tuple[str, str, tuple[int, ...]]
@@ -168,6 +208,8 @@ class Writer:
         self._memory = mmap.mmap(fd, layout.size_bytes, mmap.MAP_SHARED)
         whole = memoryview(self._memory)
         self._targets = {place.key: whole[place.begin : place.end] for place in layout.places}
+        self._begins = {place.key: place.begin for place in layout.places}
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._whole, self._header = whole, layout.header
         self._has_header = False
 
@@ -180,15 +222,23 @@ class Writer:
         if not self._has_header:
             self._whole[: len(self._header)] = self._header
             self._has_header = True
-        tensors = list(tensors)
+        contents = _contents_of(tensors)
         if alone:
-            self._write(tensors)
-            return
-        in_shares(tensors, [self._targets[tensor.key].nbytes for tensor in tensors], self._write)
+            self._write(contents)
+        else:
+            in_shares(shares_of(contents, lambda each: self._targets[each[0]].nbytes), self._write)
 
-    def _write(self, tensors: Sequence[Tensor]) -> None:
-        for tensor in tensors:
-            tensor.write(self._targets[tensor.key])
+    def _write(self, contents: Iterable[tuple[str, Write | Source]]) -> None:
+        blocks = []
+        for key, content in contents:
+            target = self._targets[key]
+            if not isinstance(content, Source):
+                content(target)
+            elif content.size_bytes != target.nbytes:
+                raise SlabError(f"{key!r} has {content.size_bytes} bytes, its place {target.nbytes}")
+            else:
+                blocks.append((self._address + self._begins[key], content))
+        copy_all(blocks)
 
     def populate(self, go_on: Callable[[], bool]) -> None:
         """Map all pages in, so that the first copy meets no page fault. Other threads run on meanwhile.
@@ -198,10 +248,9 @@ class Writer:
         """
         libc = ctypes.CDLL(None)
         libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         for offset in range(0, len(self._memory), _POPULATED_BYTES):
             length = min(_POPULATED_BYTES, len(self._memory) - offset)
-            if not go_on() or libc.madvise(start + offset, length, _MADV_POPULATE_WRITE) != 0:
+            if not go_on() or libc.madvise(self._address + offset, length, _MADV_POPULATE_WRITE) != 0:
                 return
 
     def close(self) -> None:

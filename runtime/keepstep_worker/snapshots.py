@@ -15,8 +15,10 @@ from keepstep_worker.slab import Layout, SlabError, Spec, Tensor, Writer
 from keepstep_worker.wire import Seal, Wire
 
 _NICE = 10
-_STEPS = 2
-"""A copy behind the steps may last so many of them. What a step changes before it is copied, TensorFlow copies, too."""
+_STEP_RATIO = 0.5
+"""A copy behind the steps may last so much of one. It takes several times the time of one that the training waits for,
+and what a step changes before it is copied, TensorFlow copies, too: longer ones were measured to cost three times as
+much."""
 _BEHIND_BYTES_MIN = 8 << 20
 """What is smaller is copied in a millisecond or two: nothing is gained by a thread."""
 _ALONE = 2
@@ -93,6 +95,10 @@ class Slabs:
         """Tell whether the agent has handed over the slabs of a layout."""
         return layout in self._answers
 
+    def lacks(self, layout: int) -> bool:
+        """Tell whether the answer was that there is no memory for a layout's slabs."""
+        return self._answers.get(layout) == frozenset()
+
     def used(self, layout: int) -> bool:
         """Tell whether a grant for this layout was waited for or used before; says so from now on."""
         before = layout in self._used
@@ -135,10 +141,10 @@ class Slabs:
     def may_copy_behind(self, step_ns: int, every: int) -> bool:
         """Whether `seal_behind` is worth while where steps take so long, and there is memory for what they change.
 
-        Not where it might still last when the next snapshot, `every` steps on, is due.
+        Not the first one, by which it is known how long a copy takes, and not where the next step has a snapshot, too.
         """
         assert self._layout is not None, "a layout comes before its slabs"
-        size_bytes, is_short = self._layout.size_bytes, every > _STEPS and self._copy_ns <= _STEPS * step_ns
+        size_bytes, is_short = self._layout.size_bytes, every > 1 and 0 < self._copy_ns <= _STEP_RATIO * step_ns
         return is_short and size_bytes >= _BEHIND_BYTES_MIN and memory.has_room(size_bytes)
 
     def seal_behind(self, slab: int, tensors: Sequence[Tensor], step: int) -> None:
@@ -184,6 +190,8 @@ class Slabs:
 
     def _prepare(self, slabs: Iterable[int]) -> None:
         assert self._layout is not None, "its number was answered"
+        if self._preparation is not None:  # the answer was corrected
+            self._preparation.end()
         self._preparation = _Preparation([self._writer(slab, self._layout) for slab in sorted(slabs)])
         self._preparation.start()
 

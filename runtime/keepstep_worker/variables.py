@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from keepstep_worker import strings
+from keepstep_worker import reading, strings
 from keepstep_worker.session import RestoreError
-from keepstep_worker.shares import in_shares
-from keepstep_worker.slab import DTYPES, LOCAL, REPLICATED, Blobs, Place, Tensor, Write, fill
+from keepstep_worker.shares import in_shares, shares_of
+from keepstep_worker.slab import DTYPES, LOCAL, REPLICATED, Blobs, Place, Tensor
 from keepstep_worker.slab_view import SlabView
 from keepstep_worker.strings import is_string
 
@@ -67,7 +67,7 @@ def name_variables(
     keys: set[str] = set()
     for kind, variables in ((REPLICATED, replicated), (LOCAL, local)):
         for variable in variables:
-            identity = f"{id(local_components(variable)[0]):x}"
+            identity = _identity(variable)
             if identity in taken:
                 continue
             taken.add(identity)
@@ -79,6 +79,26 @@ def name_variables(
             keys.add(key)
             named.append((key, variable))
     return named
+
+
+def _identity(variable: Any) -> str:
+    return f"{id(local_components(variable)[0]):x}"
+
+
+def name_late(things: Mapping[str, Any], taken: set[str]) -> list[str]:
+    """Name the variables that things have come to have since their variables got keys.
+
+    Args:
+        things: models, metrics and optimizers, by their prefixes.
+        taken: ids of the variables that have a key.
+    """
+    late = []
+    for prefix, thing in things.items():
+        variables = thing.variables
+        for variable in variables() if callable(variables) else variables:
+            if _identity(variable) not in taken:
+                late.append(f"{prefix}/{name_of(variable)}")
+    return late
 
 
 def name_model(prefix: str, model: Any, taken: set[str] | None = None) -> list[Named]:
@@ -144,15 +164,9 @@ def tensors_of(named: Iterable[Named], blobs: Blobs) -> list[Tensor]:
             if is_string(component):
                 tensors.append(blobs.tensor(name, strings.encode(component)))
                 continue
-            write, hold = functools.partial(_write, component), functools.partial(_hold, component)
-            tensors.append(
-                Tensor(
-                    name,
-                    *_describe(component),
-                    write,
-                    hold if _on_the_cpu(component) and _in_this_process(component) else None,
-                )
-            )
+            write = functools.partial(reading.write, component)
+            reader = reading.TOGETHER if reading.is_at_hand(component) else None
+            tensors.append(Tensor(name, *_describe(component), write, None, component, reader))
     return tensors
 
 
@@ -231,76 +245,6 @@ def _describe(component: Any) -> tuple[str, tuple[int, ...]]:
     return "U8", (count,)
 
 
-def _write(component: Any, target: memoryview) -> None:
-    _copy(target, _bytes_of(component))
-
-
-def _bytes_of(component: Any) -> memoryview:
-    """The bytes of a variable's present value, which last as long as they are held."""
-    import tensorflow as tf
-
-    # What read_value() does, without its name scope and identity: a sixth of the time, and no copy on the CPU.
-    value = tf.raw_ops.ReadVariableOp(resource=component.handle, dtype=component.dtype)
-    try:
-        return memoryview(value).cast("B")
-    except (TypeError, ValueError, BufferError):  # a type that the buffer protocol has no code for
-        return memoryview(value.numpy().reshape(-1).view("uint8"))
-
-
-def _copy(target: memoryview, source: memoryview) -> None:
-    import numpy
-
-    if target.nbytes < _LARGE_BYTES:
-        fill(target, source)
-    else:  # NumPy lets other threads run while it copies
-        numpy.copyto(numpy.frombuffer(target, "uint8"), numpy.frombuffer(source, "uint8"))
-
-
-# --- while the training goes on ---
-
-
-def _hold(component: Any) -> Write | None:
-    """What writes the present value later: TensorFlow changes a variable in memory that nobody else reads.
-
-    Not on another device, of whose memory the value would take as much again.
-    """
-    if not _are_left_alone():
-        return None
-    source = _bytes_of(component)
-    return functools.partial(fill, source=bytes(source)) if source.nbytes < _LARGE_BYTES else _Held(source).write
-
-
-class _Held:
-    """The bytes of a variable at a moment, until they are written: then TensorFlow has their memory back."""
-
-    def __init__(self, source: memoryview) -> None:
-        self._source: memoryview | None = source
-
-    def write(self, target: memoryview) -> None:
-        source, self._source = self._source, None
-        assert source is not None, "written once"
-        _copy(target, source)
-
-
-@functools.cache
-def _are_left_alone() -> bool:
-    """Whether a value that was read stays as it is when its variable changes; in all versions looked at, it does."""
-    import tensorflow as tf
-
-    try:
-        with tf.init_scope(), tf.device("CPU:0"):
-            shape = (_LARGE_BYTES,)
-            handle = tf.raw_ops.VarHandleOp(dtype="uint8", shape=shape, shared_name="keepstep/held", container="")
-            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros(shape, "uint8"))
-            before = memoryview(tf.raw_ops.ReadVariableOp(resource=handle, dtype="uint8"))
-            tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.ones(shape, "uint8"))
-            after = tf.raw_ops.ReadVariableOp(resource=handle, dtype="uint8")
-            tf.raw_ops.DestroyResourceOp(resource=handle)
-        return not any(before) and int(after[0]) == 1
-    except Exception:  # whatever they raise: then it is done the other way
-        return False
-
-
 def _assign_all(view: SlabView, wanted: Sequence[tuple[Any, str]]) -> None:
     """Batch by batch: what a batch's variables held before is free memory for the next, and needs no page fault."""
     import tensorflow as tf
@@ -314,8 +258,7 @@ def _assign_all(view: SlabView, wanted: Sequence[tuple[Any, str]]) -> None:
         empty: list[tuple[Any, str]] = []
         with tf.device("CPU:0"):
             values = [_value(component, view, key, empty) for component, key in wanted[begin:end]]
-        sizes = [view.places[key].end - view.places[key].begin for _, key in empty]
-        in_shares(empty, sizes, functools.partial(_fill, view))
+        in_shares(shares_of(empty, lambda each: view.raw(each[1]).nbytes), functools.partial(_fill, view))
         for (component, _), value in zip(wanted[begin:end], values):
             # What assign() does, without its name scope and without reading back what was assigned.
             tf.raw_ops.AssignVariableOp(resource=component.handle, value=value)
@@ -341,16 +284,7 @@ def _value(component: Any, view: SlabView, key: str, empty: list[tuple[Any, str]
 def _may_be_filled(component: Any, place: Place) -> bool:
     """Whether a tensor's memory can be written to from outside: one of a type that both know, on the CPU."""
     known = place.dtype in _FILLED_TYPES and DTYPES.get(component.dtype.name) == place.dtype
-    return known and _on_the_cpu(component)
-
-
-def _on_the_cpu(component: Any) -> bool:
-    return str(component.device).endswith("CPU:0")
-
-
-def _in_this_process(component: Any) -> bool:
-    """Whether a value need not be fetched from a parameter server: several threads do that faster than one."""
-    return "/job:ps/" not in str(component.device)
+    return known and reading.is_on_the_cpu(component)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,22 @@ from tests.support.local_run import PYTHON, ROOT, LocalRun, differences
 pytestmark = pytest.mark.e2e
 
 
-def test_a_value_that_is_held_stays_as_it_was_however_its_variable_changes() -> None:
+def lines_of(job: str) -> list[dict[str, Any]]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "runtime"), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    command = [PYTHON, str(ROOT / "tests" / "e2e" / "jobs" / "held.py")]
+    command = [PYTHON, str(ROOT / "tests" / "e2e" / "jobs" / job)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
-    *told, last = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+
+
+def test_a_copy_is_one_whatever_its_size_and_place() -> None:
+    compiled, plain = lines_of("streamed.py")
+    assert compiled == {"compiled": os.uname().machine == "x86_64", "wrong": [], "refused": True}
+    assert plain == {"compiled": False, "wrong": [], "refused": True}
+
+
+def test_a_value_that_is_held_stays_as_it_was_however_its_variable_changes() -> None:
+    *told, last = lines_of("held.py")
     assert last == {"left_alone": True}
     assert len({each["case"] for each in told}) > 60
     assert [each for each in told if not each["same"]] == []

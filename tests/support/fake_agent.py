@@ -153,7 +153,8 @@ class FakeAgent:
         if layout is not None:
             message["layout"] = layout
         rights = array.array("i", [self.slabs[slab] for slab in slabs])
-        endpoint.sendmsg([json.dumps(message).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if slabs else []
+        endpoint.sendmsg([json.dumps(message).encode()], beside)
 
 
 def eventually(condition: Any) -> None:

@@ -16,7 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy
 import tensorflow as tf
 
-from keepstep_worker import slab, variables
+from keepstep_worker import reading, slab, variables
 
 SHAPE = (300, 400)
 """Large enough to be held, and not to be copied at once."""
@@ -166,7 +166,7 @@ def main() -> None:
     loops()
     generator = tf.random.Generator.from_seed(1)
     check("a generator", named_of(generator.state), lambda: generator.normal((3,)))
-    print(json.dumps({"left_alone": variables._are_left_alone()}), flush=True)
+    print(json.dumps({"left_alone": reading.are_left_alone()}), flush=True)
 
 
 if __name__ == "__main__":

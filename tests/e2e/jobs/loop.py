@@ -38,6 +38,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--loose", action="store_true", help="leave op determinism off, so that gradients can be timed")
     parser.add_argument("--source", default="arrays", choices=("arrays", "files", "records", "function"))
     parser.add_argument("--stuck", type=int, default=0, help="step whose part of rank 1 never ends, once")
+    parser.add_argument("--spoil", type=int, default=0, help="step that leaves NaN in the first generation")
+    parser.add_argument("--late", action="store_true", help="make a variable in the first step")
     parser.add_argument("--wide", type=int, default=0, help="see common.py; FOLDER/behind-RANK: snapshots copied so")
     return parser.parse_args()
 
@@ -94,11 +96,20 @@ def main() -> None:
         if args.poison and np.isnan(batch[0].numpy()).any():
             raise ValueError("a sample is broken")
         train_step(batch, *[tf.constant(step == stuck_at)] * bool(args.stuck))
+        spoil(args, model, run.generation, step)
         dawdle(args.pause)
         pass_gate(step)
     np.savez(args.out / f"{run.rank}.npz", position=np.array(data.position), **final_variables(model, optimizer))
     if args.wide:
         (args.out / f"behind-{run.rank}").write_text(str(len(behind)))
+
+
+def spoil(args: argparse.Namespace, model: Any, generation: int, step: int) -> None:
+    if args.spoil == step and generation == 1:
+        kernel = model.trainable_variables[0]
+        kernel.assign(kernel * float("nan"))
+    if args.late and step == 1:
+        model.late = keras.Variable(np.zeros(3, "float32"), name="late")
 
 
 def live() -> None:

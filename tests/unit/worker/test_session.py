@@ -177,6 +177,18 @@ def test_the_layout_can_be_announced_early(agent):
     assert len(agent.of("layout")) == 1
 
 
+def test_where_there_is_no_memory_for_slabs_training_goes_on_and_comes_to_its_end():
+    agent = FakeAgent(slabs=0, grants=False)
+    try:
+        state = State(agent.session(snapshot_every=2))
+        train(agent, state, 1, 2, 3)
+        state.session.finish()
+        assert state.session.skipped == 2
+        assert not agent.wire.read_seals()
+    finally:
+        agent.close()
+
+
 def test_the_seal_is_away_while_a_slab_is_overwritten(agent):
     session = agent.session(snapshot_every=1)
     state = State(session)

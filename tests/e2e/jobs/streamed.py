@@ -1,0 +1,49 @@
+"""Copies of all small sizes and alignments, and a large one, compiled and not; what lies beside stays as it is."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+
+from keepstep_worker import streaming
+from keepstep_worker.streaming import Source
+
+BEFORE = 128
+
+
+def source_of(data: bytearray) -> Source:
+    return Source(ctypes.addressof(ctypes.c_char.from_buffer(data)), len(data), data)
+
+
+def copied(size: int, to: int, from_: int) -> bool:
+    source, target = bytearray(os.urandom(from_ + size)), bytearray(os.urandom(BEFORE + size + to + BEFORE))
+    expected = bytearray(target)
+    begin = BEFORE + to
+    expected[begin : begin + size] = source[from_:]
+    whole = source_of(source)
+    part = Source(whole.address + from_, size, source)
+    streaming.copy(memoryview(target)[begin : begin + size], part)
+    return target == expected
+
+
+def refuses(target: memoryview) -> bool:
+    try:
+        streaming.copy(target, source_of(bytearray(8)))
+    except (TypeError, ValueError):
+        return True
+    return False
+
+
+def main() -> None:
+    compiled = streaming._stream()
+    for function in (compiled, None):
+        streaming._stream = lambda function=function: function  # type: ignore[assignment]
+        wrong = [(size, at) for size in range(1, 300) for at in range(0, 64, 7) if not copied(size, at, 63 - at)]
+        wrong += [(size, at) for size in (1 << 20, (3 << 20) + 77) for at in (0, 1, 63) if not copied(size, at, at)]
+        refused = refuses(memoryview(bytearray(9))) and refuses(memoryview(bytes(8)))
+        print(json.dumps({"compiled": function is not None, "wrong": wrong, "refused": refused}))
+
+
+if __name__ == "__main__":
+    main()
