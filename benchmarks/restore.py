@@ -27,7 +27,8 @@ from typing import Any
 
 from benchmarks.upload import BUCKET, sink, write_slab
 from keepstep.adapters.certificates import issue, make_authority, write_files
-from keepstep.adapters.peers import PeerServer, Region, Shelf, _context, listen
+from keepstep.adapters.peers import PeerServer, Region, Shelf, listen
+from keepstep.adapters.peers.lines import tls_context
 from keepstep.adapters.uploader import UploaderClient
 from keepstep.checkpoint.safetensors import read_layout
 from keepstep.ports import TlsFiles
@@ -78,7 +79,7 @@ def serve(slab: Path, files: TlsFiles, digest: str) -> None:
     print(json.dumps([offered.getsockname()[1], bare.getsockname()[1]]), flush=True)
     while True:
         line, _ = bare.accept()
-        with _context(ssl.PROTOCOL_TLS_SERVER, files).wrap_socket(line, server_side=True) as secured:
+        with tls_context(ssl.PROTOCOL_TLS_SERVER, files).wrap_socket(line, server_side=True) as secured:
             at, end = layout.head_bytes, layout.head_bytes + layout.replicated_bytes
             while at < end:
                 piece = os.pread(fd, min(PIECE, end - at), at)
@@ -105,7 +106,7 @@ def bare_socket(port: int, files: TlsFiles, size_bytes: int) -> float:
     into = memoryview(mmap.mmap(-1, size_bytes))
     with (
         socket.create_connection(("127.0.0.1", port)) as line,
-        _context(ssl.PROTOCOL_TLS_CLIENT, files).wrap_socket(line, server_hostname="127.0.0.1") as secured,
+        tls_context(ssl.PROTOCOL_TLS_CLIENT, files).wrap_socket(line, server_hostname="127.0.0.1") as secured,
     ):
         while at < size_bytes:
             at += secured.recv_into(into[at : at + PIECE])

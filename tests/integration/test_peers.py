@@ -14,16 +14,9 @@ from pathlib import Path
 import pytest
 
 from keepstep.adapters.certificates import Authority, make_authority
-from keepstep.adapters.peers import (
-    CONNECTIONS_MAX,
-    GIVEN_BYTES,
-    PIECE_BYTES,
-    PeerServer,
-    Region,
-    Shelf,
-    TlsPeer,
-    listen,
-)
+from keepstep.adapters.peers import PeerServer, Region, Shelf, TlsPeer, listen
+from keepstep.adapters.peers.peer import PIECE_BYTES
+from keepstep.adapters.peers.server import CONNECTIONS_MAX, GIVEN_BYTES
 from keepstep.ports import PeerAway, PeerLacks, TlsFiles, Wanted
 from tests.support.etcd import make_tls
 from tests.support.giving import SLAB, STEP, giving, refusal

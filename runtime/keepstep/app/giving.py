@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from keepstep.adapters.clock import monotonic
 from keepstep.adapters.peers import PeerServer, Region, Shelf, TlsPeer, connect
 from keepstep.adapters.trials import answer_trial, try_line
+from keepstep.checkpoint.exchange import Exchange
 from keepstep.checkpoint.safetensors import read_layout
 from keepstep.ports import PeerAway, TlsFiles
 from keepstep_worker.wire import Wire, WireError
@@ -64,6 +66,27 @@ class Giving:
         named = _entries(command)
         return [] if self._tls is None else [TlsPeer(*each, self._tls) for each in named]
 
+    @contextlib.contextmanager
+    def exchange(self, command: Mapping[str, Any], fd: int, step: int, digest: str) -> Iterator[Exchange | None]:
+        """Share the reading of a checkpoint with the hosts that the command names; None where it names none."""
+        named, place = _entries(command, "group"), command.get("place", 0)
+        if self._tls is None or not named:
+            yield None
+            return
+        if type(place) is not int or not 0 <= place < len(named):
+            raise InvalidCommand(f"place must be one among {len(named)}, not {place!r}")
+        tls = self._tls
+        peers = [None if at == place else TlsPeer(*each, tls) for at, each in enumerate(named)]
+        coming, whole = self._shelf.share(fd, step, digest), False
+        try:
+            yield Exchange(peers, coming)
+            whole = True
+        finally:
+            coming.close(whole=whole)
+            for peer in peers:
+                if peer is not None:
+                    peer.close()
+
     def _try(self, host: str, address: str, port: int) -> dict[str, object]:
         """How one other host is reached; `error` says why it is not."""
         deadline = monotonic() + _TRY_S
@@ -79,12 +102,12 @@ class Giving:
         return {seal.slab: (seal.step, seal.sequence) for seal in seals}
 
 
-def _entries(command: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+def _entries(command: Mapping[str, Any], field: str = "peers") -> list[tuple[str, str, int]]:
     """Hosts with address and port, as the command names them."""
     try:
-        return [(str(host), str(address), int(port)) for host, address, port in command.get("peers", [])]
+        return [(str(host), str(address), int(port)) for host, address, port in command.get(field, [])]
     except (TypeError, ValueError) as error:
-        raise InvalidCommand("peers must be a list of host, address and port") from error
+        raise InvalidCommand(f"{field} must be a list of host, address and port") from error
 
 
 def wanted(fd: int | None) -> int:

@@ -68,12 +68,21 @@ class Ranges:
             CorruptObject: size or CRC differ; what was placed is worth nothing then.
             StoreError: the store's own.
         """
-        ranges = divide(stored.size_bytes, RANGE_BYTES_MIN, RANGE_BYTES_MAX)
-        if len(ranges) <= 1:
+        if len(divide(stored.size_bytes, RANGE_BYTES_MIN, RANGE_BYTES_MAX)) <= 1:
             self._streams.run([partial(receive, self._store, stored, place)])
             return
+        _compare(stored, self.receive_part(stored, 0, stored.size_bytes, place))
+
+    def receive_part(self, stored: StoredObject, start: int, size_bytes: int, place: Place) -> int:
+        """Read a part of an object, likewise; returns its CRC32C, which only the whole object's can prove right.
+
+        Raises:
+            CorruptObject: the object is too short or too long.
+            StoreError: the store's own.
+        """
+        ranges = [(start + at, size) for at, size in divide(size_bytes, RANGE_BYTES_MIN, RANGE_BYTES_MAX)]
         crcs = self._streams.run([partial(self._range, stored, begin, size, place) for begin, size in ranges])
-        _compare(stored, combine_crc32c((crc, size) for crc, (_, size) in zip(crcs, ranges, strict=True)))
+        return combine_crc32c((crc, size) for crc, (_, size) in zip(crcs, ranges, strict=True))
 
     def close(self) -> None:
         """Let go of the threads."""

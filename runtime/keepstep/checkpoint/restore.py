@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from keepstep.checkpoint.aggregate import Aggregation, CorruptObject
 from keepstep.checkpoint.digests import combine_crc32c, file_crc32c, format_digest
+from keepstep.checkpoint.exchange import BYTES_MIN, Exchange, Write
 from keepstep.checkpoint.manifest import Manifest, StoredObject
 from keepstep.checkpoint.peering import Peers
 from keepstep.checkpoint.receiving import Ranges, at_last, receive
@@ -36,13 +38,21 @@ class Fetched:
     local: str
 
 
-def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int, peers: Peers | None = None) -> Fetched:
+def fetch(
+    store: ObjectStore,
+    manifest: Manifest,
+    rank: int,
+    fd: int,
+    peers: Peers | None = None,
+    exchange: Exchange | None = None,
+) -> Fetched:
     """Fill an empty file with the slab of `rank`: the head, what all hold alike, and what the rank alone holds.
 
     A rank that the manifest's world did not have takes the aggregate of all ranks' local states: see
     `keepstep.checkpoint.aggregate`. What a world of another size finds is the same for each of its ranks otherwise.
     Memory is bounded in both cases; for an aggregate the local objects of all ranks are read and verified.
-    What all hold alike comes from `peers` where they have it, and what a rank alone holds from the store always.
+    What all hold alike comes from `peers` where they have it; else, where several hosts fetch, each of them reads a
+    part of it (`exchange`). What a rank alone holds comes from the store always.
 
     Raises:
         CorruptObject: an object differs from what the manifest says in size or CRC, or makes up no slab.
@@ -67,23 +77,46 @@ def fetch(store: ObjectStore, manifest: Manifest, rank: int, fd: int, peers: Pee
             at += len(piece)
         _write(fd, aggregation.head(), 0)
 
-    def receive_share(share: StoredObject) -> None:
-        def write(piece: bytes | memoryview, at: int) -> None:
-            _write(fd, piece, head_bytes + share.offset + at)
+    def write(share: StoredObject, piece: bytes | memoryview, at: int) -> None:
+        _write(fd, piece, head_bytes + share.offset + at)
 
-        if peers is None or not peers.bring(manifest, share, write):
-            at_last(lambda: ranges.receive(share, write))
+    _receive_replicated(store, manifest, write, peers, exchange and _began(exchange, head_bytes))
+    return _check(manifest, local, fd, size_bytes)
 
+
+def _began(exchange: Exchange, head_bytes: int) -> Exchange:
+    exchange.sharing.begins_at(head_bytes)
+    return exchange
+
+
+def _receive_replicated(
+    store: ObjectStore, manifest: Manifest, write: Write, peers: Peers | None, exchange: Exchange | None
+) -> None:
+    """What all hold alike, each share from where it is nearest."""
     ranges = Ranges(store)
     streams = ThreadPoolExecutor(STREAMS, thread_name_prefix="fetch")
+
+    def ask_peers(share: StoredObject) -> bool:
+        brought = peers is not None and peers.bring(manifest, share, partial(write, share))
+        if brought and exchange is not None:
+            exchange.sharing.has(share.offset, share.size_bytes)
+        return brought
+
+    def ask_store(share: StoredObject) -> None:
+        at_last(lambda: ranges.receive(share, partial(write, share)))
+        if exchange is not None:
+            exchange.sharing.has(share.offset, share.size_bytes)
+
     try:
-        asked = [streams.submit(receive_share, each) for each in manifest.replicated()]
-        for done in asked:
-            done.result()
+        shares = manifest.replicated()
+        brought = list(streams.map(ask_peers, shares)) if peers is not None else [False] * len(shares)
+        left = [share for share, is_here in zip(shares, brought, strict=True) if not is_here]
+        if exchange is not None and left and manifest.replicated_bytes >= BYTES_MIN:
+            left = exchange.bring(manifest, left, ranges, write)
+        list(streams.map(ask_store, left))
     finally:
         streams.shutdown(wait=True, cancel_futures=True)  # after the first that failed, the rest is of no use
         ranges.close()
-    return _check(manifest, local, fd, size_bytes)
 
 
 def _check(manifest: Manifest, local: StoredObject, fd: int, size_bytes: int) -> Fetched:

@@ -27,6 +27,7 @@ from keepstep.ports.peers import (
     Peer,
     PeerAway,
     PeerLacks,
+    Sharing,
     Wanted,
 )
 from keepstep.ports.processes import (
@@ -76,6 +77,7 @@ __all__ = [
     "PeerAway",
     "PeerLacks",
     "PreconditionFailed",
+    "Sharing",
     "Span",
     "StoreError",
     "StoreRefused",

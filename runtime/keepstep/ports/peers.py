@@ -31,12 +31,26 @@ class Wanted:
         digest: of the whole region.
         start: where the range begins within the region.
         size_bytes: its length.
+        wait_s: how long it may be waited for where it is on its way to who is asked; whole seconds.
     """
 
     step: int
     digest: str
     start: int
     size_bytes: int
+    wait_s: float = 0.0
+
+
+class Sharing(Protocol):
+    """What is being fetched here, as other hosts may have it already."""
+
+    def begins_at(self, head_bytes: int) -> None:
+        """The replicated region begins there in the file."""
+        ...
+
+    def has(self, start: int, size_bytes: int) -> None:
+        """A range of the replicated region has come, as far as that can be told by now."""
+        ...
 
 
 class Peer(Protocol):
