@@ -155,7 +155,7 @@ def main() -> None:
         print(json.dumps(found))
         return
     sys.path.insert(0, str(ROOT / "runtime"))
-    from keepstep.adapters.store_s3 import PART_BYTES_MIN, S3Options
+    from keepstep.adapters.s3 import PART_BYTES_MIN, S3Options
 
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         slab = Path(folder) / "slab"

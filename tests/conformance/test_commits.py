@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.adapters.s3 import S3Store
 from keepstep.adapters.store_directory import DirectoryStore
-from keepstep.adapters.store_s3 import S3Store
 from keepstep.checkpoint.commit import Fenced, commit, read_head, read_manifest
 from keepstep.checkpoint.keys import ManifestName
 from keepstep.checkpoint.retrying import RetryingStore

@@ -7,7 +7,7 @@ import uuid
 import pytest
 from awscrt import checksums
 
-from keepstep.adapters.store_s3 import S3Store
+from keepstep.adapters.s3 import S3Store
 from keepstep.checkpoint.commit import commit, read_head, read_manifest
 from keepstep.checkpoint.keys import ManifestName
 from keepstep.checkpoint.retrying import Patience, RetryingStore

@@ -7,8 +7,9 @@ import uuid
 
 import pytest
 from awscrt import checksums
+from botocore.exceptions import ClientError
 
-from keepstep.adapters.store_s3 import SINGLE_PUT_BYTES_MAX, S3Options, S3Store
+from keepstep.adapters.s3 import SINGLE_PUT_BYTES_MAX, S3Options, S3Store
 from tests.support.s3 import bucket_store, s3_server
 
 server = pytest.fixture(scope="module")(s3_server)
@@ -56,7 +57,7 @@ def test_objects_are_encrypted_as_wanted(server, encryption, said, body):
 def test_no_more_parts_are_in_flight_than_wanted(server):
     lock, flying, most = threading.Lock(), set(), [0]
     store = store_of(server, S3Options(parts_in_flight=2))
-    send = store._client.upload_part
+    send = store._parts.upload_part
 
     def upload_part(**what):
         with lock:
@@ -68,10 +69,38 @@ def test_no_more_parts_are_in_flight_than_wanted(server):
             with lock:
                 flying.discard(what["PartNumber"])
 
-    store._client.upload_part = upload_part
+    store._parts.upload_part = upload_part
     store.put("job/a", Large())
     assert 1 <= most[0] <= 2
     assert store.stat("job/a").size_bytes == Large.size_bytes
+
+
+def test_a_part_that_fails_is_sent_again_and_no_other(server):
+    store, sent, begun = store_of(server, S3Options()), [], []
+    send, begin = store._parts.upload_part, store._client.create_multipart_upload
+
+    def upload_part(**what):
+        sent.append(what["PartNumber"])
+        if what["PartNumber"] == 2 and sent.count(2) < 3:
+            raise ClientError({"Error": {"Code": "BadDigest"}}, "UploadPart")
+        return send(**what)
+
+    def create_multipart_upload(**what):
+        begun.append(what["Key"])
+        return begin(**what)
+
+    store._parts.upload_part, store._client.create_multipart_upload = upload_part, create_multipart_upload
+    store.put("job/a", Large())
+    assert store.stat("job/a").size_bytes == Large.size_bytes
+    assert begun == ["job/a"]
+    assert sorted(sent) == [1, 2, 2, 2, 3, 4, 5]
+
+
+def test_what_is_slowed_down_for_parts_is_nothing_else(server):
+    """The service's wish to be asked less often holds for the client that heard it."""
+    store = store_of(server, S3Options())
+    modes = [client.meta.config.retries["mode"] for client in (store._client, store._parts)]
+    assert modes == ["standard", "adaptive"]
 
 
 @pytest.mark.parametrize("body", [b"x" * 100_000, Large()], ids=["small", "large"])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from keepstep.adapters.store_s3 import S3Store
+from keepstep.adapters.s3 import S3Store
 from tests.support.localstack import localstack
 
 CREDENTIALS = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,36 @@ def test_listing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["name"] for each in listed["checkpoints"]] == ["2-40-r", "1-30-r", "1-20-r"]
     shared = len(b"weights after step 40; " * 9)  # stored once for both ranks
     assert listed["checkpoints"][0]["bytes"] == len(rank_slab(0, 40)) + len(rank_slab(1, 40)) - shared
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["verify", "all"], "2-40-r [##############################]"),
+        (["diff", "30", "40"], "reading [##############################]"),
+        (["copy", "OTHER", "all"], "1-20-r [##############################]"),
+        (["export", "--to", "OUT.safetensors"], "OUT.safetensors [##############################]"),
+        (["prune", "--keep-last", "1"], "deleted 14 objects"),
+    ],
+)
+def test_what_takes_long_shows_on_a_terminal_how_far_it_is(place, tmp_path, monkeypatch, words, shown) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.chdir(tmp_path)
+    what, *others = words
+    assert keepstep(what, place, *others) == (1 if what == "diff" else 0)
+    assert shown in sys.stderr.getvalue()
+    assert sys.stderr.getvalue().endswith("\r\x1b[K"), "nothing of it stays"
+
+
+def test_a_directory_encrypts_nothing(place, tmp_path, capsys) -> None:
+    assert keepstep("copy", place, tmp_path / "other", "--encryption", "kms") == 78
+    assert "--encryption: found kms for" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 def test_showing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

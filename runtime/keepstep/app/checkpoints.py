@@ -12,7 +12,8 @@ from typing import Any
 from keepstep.adapters.clock import unix_time
 from keepstep.app import exporting, kept_files
 from keepstep.app.picking import STEP, find, open_store
-from keepstep.app.showing import cell, date, progress, size, table
+from keepstep.app.showing import cell, counter, date, progress, size, table
+from keepstep.app.told_store import ToldStore
 from keepstep.checkpoint import catalogue, reading
 from keepstep.checkpoint.catalogue import Listed
 from keepstep.checkpoint.commit import Fenced, StaleStep, commit
@@ -25,6 +26,7 @@ from keepstep.checkpoint.reading import StoredSlab
 from keepstep.checkpoint.restore import CorruptObject
 from keepstep.checkpoint.retention import GRACE_S, Retention, sweep
 from keepstep.checkpoint.strict_json import MalformedDocument
+from keepstep.core.knobs import parse_encryption
 from keepstep.errors import ConfigError, StoreRefusedError
 from keepstep.ports.store import ChecksumMismatch, NotFound, ObjectStore, StoreError
 
@@ -62,6 +64,8 @@ def add_commands(commands: Any) -> None:
     copying.add_argument("target", metavar="TARGET", help="s3://bucket/prefix or a directory")
     copying.add_argument("step", nargs="?", default="newest", help=f"{STEP} (default newest), or all")
     copying.add_argument("--target-endpoint", help="as --endpoint, of the target")
+    text = "who encrypts the copies: bucket (default), kms, or a KMS key's id, ARN or alias"
+    copying.add_argument("--encryption", type=_encryption, metavar="KEY", help=text)
     pruning = add("prune", "delete all checkpoints but those to keep, and what no checkpoint needs", _prune)
     pruning.add_argument("--keep-last", type=int, required=True, metavar="N", help="newest ones to keep, at least 1")
     pruning.add_argument("--keep-every", type=int, default=0, metavar="N", help="keep each step that N divides, too")
@@ -85,6 +89,13 @@ def _run(perform: Perform, options: argparse.Namespace) -> int:
         return 1
     except StoreError as error:
         raise StoreRefusedError(f"{options.store}: {error}") from error
+
+
+def _encryption(text: str) -> str:
+    try:
+        return parse_encryption(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted {error}") from error
 
 
 def _job(store: ObjectStore, options: argparse.Namespace) -> str:
@@ -188,7 +199,7 @@ def _verify(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
 
 def _diff(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     before, after = (_slab(store, _one(store, job, wanted), options.rank) for wanted in (options.before, options.after))
-    with progress("reading", before.size_bytes + after.size_bytes) as told:
+    with progress("reading", sum(each.stop - each.start for slab in (before, after) for each in slab.tensors)) as told:
         found = reading.compare(before, after, told)
     print(
         table(["tensor", "what", "before", "after"], [[each.key, each.what, each.before, each.after] for each in found])
@@ -198,7 +209,7 @@ def _diff(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
 
 
 def _copy(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
-    target = open_store(options.target, options.target_endpoint, "TARGET")
+    target = open_store(options.target, options.target_endpoint, "TARGET", options.encryption)
     found = [each for each in reversed(_find(store, job, options.step)) if each.manifest is not None]
     for each in found:
         assert each.manifest is not None
@@ -219,7 +230,9 @@ def _prune(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     if options.keep_last < 1 or options.keep_every < 0:
         found = f"found {options.keep_last} and {options.keep_every}"
         raise ConfigError(found, "--keep-last of at least 1, --keep-every of at least 0", key="--keep-last")
-    swept = sweep(store, job, None, Retention(options.keep_last, options.keep_every, frozenset(), GRACE_S), unix_time())
+    keep = Retention(options.keep_last, options.keep_every, frozenset(), GRACE_S)
+    with counter("deleted", "objects") as told:
+        swept = sweep(ToldStore(store, on_deleted=told), job, None, keep, unix_time())
     print(f"deleted {swept.manifests} checkpoints, {swept.objects} objects, {swept.unfinished} unfinished uploads")
     return 0
 

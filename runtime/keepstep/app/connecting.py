@@ -20,7 +20,8 @@ def connect_store(url: str, endpoint: str | None = None, settings: Mapping[str, 
     Args:
         url: its name.
         endpoint: of an S3 that is not Amazon's.
-        settings: the policy's of S3, where there is one: `encryption`, `parts_in_flight`, and `bytes_per_s` or None.
+        settings: of S3, each as the policy has it, as far as one is named: `encryption`, `parts_in_flight`, and
+            `bytes_per_s` or None.
 
     Raises:
         StoreRefused: it is neither, or can not be had.
@@ -31,11 +32,11 @@ def connect_store(url: str, endpoint: str | None = None, settings: Mapping[str, 
 
         return DirectoryStore(Path(url))
     if scheme == "s3" and rest.partition("/")[0]:
-        from keepstep.adapters.store_s3 import S3Options, S3Store
+        from keepstep.adapters.s3 import S3Options, S3Store
 
         bucket, _, prefix = rest.partition("/")
         options = {name: value for name, value in (settings or {}).items() if name != "bytes_per_s"}
-        if settings and settings["bytes_per_s"] is not None:
+        if settings and settings.get("bytes_per_s") is not None:
             options["pace"] = Throttle(settings["bytes_per_s"], clock.monotonic).take
         return S3Store.connect(bucket, prefix, endpoint, S3Options(**options))
     raise StoreRefused(f"{scheme}:// is no store: s3://bucket/prefix or the path of a directory is wanted")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from keepstep.app.places import make_guest
 from keepstep.app.showing import progress, size
+from keepstep.app.told_store import ToldStore
 from keepstep.checkpoint.manifest import Manifest
 from keepstep.checkpoint.reading import StoredSlab
 from keepstep.checkpoint.restore import fetch
@@ -86,8 +87,9 @@ def _write_by_tensorflow(store: ObjectStore, manifest: Manifest, options: argpar
         raise ConfigError(f"found no folder {target.parent}", "a folder that is there", key="--to")
     rank = manifest.world_size if options.rank is None and manifest.world_size > 1 else options.rank or 0
     with tempfile.TemporaryDirectory(prefix="keepstep-export-") as folder:
-        with (Path(folder) / "slab").open("w+b") as file:
-            fetch(store, manifest, rank, file.fileno())
+        size_bytes = manifest.replicated_bytes + manifest.local(min(rank, manifest.world_size - 1)).size_bytes
+        with (Path(folder) / "slab").open("w+b") as file, progress(target.name, size_bytes) as told:
+            fetch(ToldStore(store, on_read=told), manifest, rank, file.fileno())
         guest = make_guest(Path(folder) / "guest")
         words = [str(Path(folder) / "slab"), str(manifest.step), options.builder, str(target)]
         try:

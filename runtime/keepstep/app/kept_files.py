@@ -8,6 +8,7 @@ import sys
 
 from keepstep.app.picking import find, open_store
 from keepstep.app.showing import cell, date, progress, size, table
+from keepstep.app.told_store import ToldStore
 from keepstep.checkpoint import catalogue
 from keepstep.checkpoint.commit import Fenced, StaleStep, commit
 from keepstep.checkpoint.files.watched import Tree
@@ -82,7 +83,7 @@ def verify(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
 
 def copy(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     """Copy them to another store."""
-    target = open_store(options.target, options.target_endpoint, "TARGET")
+    target = open_store(options.target, options.target_endpoint, "TARGET", options.encryption)
     newest = None
     for each in reversed(find(catalogue.files_checkpoints(store, job), job, options.step)):
         if each.manifest is not None:
@@ -105,7 +106,8 @@ def export(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     try:
         if options.to.is_dir() and any(options.to.iterdir()):
             raise ConfigError("found files there", "a folder that is empty or new", file=str(options.to), key="--to")
-        put_back(store, manifest, Tree(options.to), own=False)
+        with progress(options.to.name, manifest.size_bytes) as told:
+            put_back(ToldStore(store, on_read=told), manifest, Tree(options.to), own=False)
     except OSError as error:
         text = "a folder that can be written"
         raise ConfigError(f"{error.strerror}", text, file=str(options.to), key="--to") from error

@@ -14,16 +14,24 @@ from keepstep.ports.store import ObjectStore
 STEP = "newest, a step, or a name as `ls` shows it"
 
 
-def open_store(url: str, endpoint: str | None, key: str) -> ObjectStore:
-    """The store of that name; `key` is the argument that named it.
+def open_store(url: str, endpoint: str | None, key: str, encryption: str | None = None) -> ObjectStore:
+    """The store of that name.
+
+    Args:
+        url: its name.
+        endpoint: of an S3 that is not Amazon's.
+        key: the argument that named it.
+        encryption: of what is written to it, as `checkpoint.s3.encryption`; None: as the bucket has it.
 
     Raises:
-        ConfigError: it is to be read, and there is no such directory.
+        ConfigError: it is to be read, and there is no such directory; or it is none that encrypts.
         StoreRefused: it is no store.
     """
+    if encryption is not None and not url.startswith("s3://"):
+        raise ConfigError(f"found {encryption} for {url}", "s3://bucket/prefix with it", key="--encryption")
     if "://" not in url and key == "STORE" and not Path(url).is_dir():
         raise ConfigError(f"found {url}, which is no directory", "s3://bucket/prefix or a store's directory", key=key)
-    return RetryingStore(connect_store(url, endpoint))
+    return RetryingStore(connect_store(url, endpoint, {} if encryption is None else {"encryption": encryption}))
 
 
 def find(listed: Sequence[Listed[Document]], job: str, wanted: str) -> list[Listed[Document]]:

@@ -33,6 +33,24 @@ def progress(what: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
+@contextmanager
+def counter(what: str, things: str) -> Iterator[Callable[[], None]]:
+    """A count on a terminal's standard error, of what nobody knows beforehand how much there is; nothing elsewhere."""
+    done = 0
+
+    def told() -> None:
+        nonlocal done
+        done += 1
+        if sys.stderr.isatty():
+            print(f"\r{what} {done} {things}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield told
+    finally:
+        if done and sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table, its columns as wide as they must be."""
     whole = [head, *rows]

@@ -1,15 +1,15 @@
 """A store in S3, or in what speaks its language: conditional writes, CRC32C that the service checks, parts.
 
 Where the endpoint, region and credentials come from is botocore's business (environment, profile, instance role).
-Each request is tried twice by botocore; whoever wants more patience wraps the store.
+Each request is tried twice by botocore; whoever wants more patience wraps the store. A part of a large object is tried
+more often, and ever slower where the service wants that (botocore's "adaptive"), by a client of its own: that mode
+slows down whatever its client asks for, and a commit must not wait for it.
 Source: S3's API model for conditional writes (412 decided, 409 again) and full-object CRC32C.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,24 +19,15 @@ from typing import Any
 import boto3
 from awscrt import checksums
 from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    NoCredentialsError,
-    NoRegionError,
-    ParamValidationError,
-    PartialCredentialsError,
-    ProfileNotFound,
-)
-from urllib3.exceptions import HTTPError
+from botocore.exceptions import ClientError
 
+from keepstep.adapters.s3.errors import code_of, translated
+from keepstep.adapters.s3.parts import Part, SentBytes, encode_crc, regroup
 from keepstep.core.values import frozen
 from keepstep.ports.store import (
     Body,
     ChecksumMismatch,
     Chunks,
-    Conflict,
-    NotFound,
     ObjectStat,
     PreconditionFailed,
     StoreError,
@@ -48,20 +39,13 @@ from keepstep.ports.store import (
 )
 
 SINGLE_PUT_BYTES_MAX = 64 << 20
-PART_BYTES_MIN = 16 << 20
-PARTS_MAX = 10_000
 READ_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
-
-_ABSENT = {"404", "NoSuchKey", "NotFound"}
-_UNDECIDED = {"409", "ConditionalRequestConflict", "OperationAborted"}
-_FAILED = {"412", "PreconditionFailed"}
-_PASSING = {
-    "RequestTimeout", "RequestTimeTooSkewed", "SlowDown", "Throttling", "ThrottlingException", "InternalError",
-    "TooManyRequestsException", "ServiceUnavailable", "BadDigest", "XAmzContentChecksumMismatch", "IncompleteBody",
-    "NoSuchUpload", "ExpiredToken", "ExpiredTokenException",
-}  # fmt: skip
+_ONCE_MORE = {"mode": "standard", "total_max_attempts": 2}
+_ADAPTIVE = {"mode": "adaptive", "total_max_attempts": 8}
+_PART_ATTEMPTS = 3
+"""For a part of which the service says what botocore takes for final: that it arrived with other bytes."""
 
 
 def _unhindered(size_bytes: int) -> None:
@@ -90,43 +74,31 @@ class S3Options:
         return {"ServerSideEncryption": "aws:kms", **key}
 
 
-@frozen
-class _Part:
-    number: int
-    data: memoryview
-    crc: int
-    memory: bytearray
-    """What `data` lies in."""
-
-
-class _Bytes:
-    """A request's body that is read where it lies; io.BytesIO would copy it."""
-
-    def __init__(self, data: memoryview, pace: Callable[[int], None]) -> None:
-        self._data, self._at, self._pace = data, 0, pace
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def read(self, size: int | None = None) -> memoryview:
-        begin = self._at
-        self._at = len(self._data) if size is None or size < 0 else min(len(self._data), begin + size)
-        self._pace(self._at - begin)
-        return self._data[begin : self._at]
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._data)}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
+def _open_client(endpoint: str | None, retries: dict[str, Any], connections: int) -> Any:
+    config = Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        retries=retries,
+        max_pool_connections=connections,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"payload_signing_enabled": True},
+    )
+    client = boto3.client("s3", endpoint_url=endpoint, config=config)
+    if client.meta.endpoint_url.startswith("https:"):
+        # TLS has seen to it already. A SHA-256 of all that goes up is a fifth of what an upload costs.
+        client.meta.config.s3["payload_signing_enabled"] = False
+    return client
 
 
 class S3Store:
     """Objects below `prefix` of a bucket; keys are relative to it."""
 
-    def __init__(self, client: Any, bucket: str, prefix: str = "", options: S3Options | None = None) -> None:
+    def __init__(
+        self, client: Any, bucket: str, prefix: str = "", options: S3Options | None = None, parts: Any = None
+    ) -> None:
         self._client, self._options = client, options or S3Options()
+        self._parts = parts or client
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
@@ -139,24 +111,14 @@ class S3Store:
         Raises:
             StoreRefused: the client's configuration can not be.
         """
-        config = Config(
-            connect_timeout=CONNECT_TIMEOUT_S,
-            read_timeout=READ_TIMEOUT_S,
-            retries={"mode": "standard", "total_max_attempts": 2},
-            max_pool_connections=max(16, 8 + (options or S3Options()).parts_in_flight),
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            s3={"payload_signing_enabled": True},
-        )
-        with _translated(f"s3://{bucket}"):
+        in_flight = (options or S3Options()).parts_in_flight
+        with translated(f"s3://{bucket}"):
             try:
-                client = boto3.client("s3", endpoint_url=endpoint, config=config)
+                client = _open_client(endpoint, _ONCE_MORE, max(16, 8 + in_flight))
+                parts = _open_client(endpoint, _ADAPTIVE, in_flight)
             except ValueError as error:
                 raise StoreRefused(f"s3://{bucket}: {error}") from error
-        if client.meta.endpoint_url.startswith("https:"):
-            # TLS has seen to it already. A SHA-256 of all that goes up is a fifth of what an upload costs.
-            client.meta.config.s3["payload_signing_enabled"] = False
-        return cls(client, bucket, prefix, options)
+        return cls(client, bucket, prefix, options, parts)
 
     def put(
         self,
@@ -177,10 +139,12 @@ class S3Store:
         crc = checksums.crc32c(data)
         if len(data) != body_size(body) or crc32c not in (None, crc):
             raise ChecksumMismatch(f"{key}: {len(data)} bytes with CRC32C {crc:08x} are not what was announced")
-        with _translated(key, absent=PreconditionFailed if if_match is not None else StoreRefused):
-            sent = _Bytes(memoryview(data), self._options.pace)
+        with translated(key, absent=PreconditionFailed if if_match is not None else StoreRefused):
+            sent = SentBytes(memoryview(data), self._options.pace)
             encrypted = self._options.encrypted()
-            answer = self._client.put_object(**where, **encrypted, Body=sent, ChecksumCRC32C=_encode(crc), **conditions)
+            answer = self._client.put_object(
+                **where, **encrypted, Body=sent, ChecksumCRC32C=encode_crc(crc), **conditions
+            )
         return str(answer["ETag"])
 
     def get(self, key: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
@@ -188,30 +152,30 @@ class S3Store:
             self.stat(key)
             return
         ranged = {"Range": f"bytes={start}-{'' if size is None else start + size - 1}"} if start or size else {}
-        with _translated(key):
+        with translated(key):
             try:
                 answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, **ranged)
             except ClientError as error:
-                if _code(error) == "InvalidRange":
+                if code_of(error) == "InvalidRange":
                     return
                 raise
         with contextlib.closing(answer["Body"]) as stream:
             while True:
-                with _translated(key):
+                with translated(key):
                     piece = stream.read(READ_BYTES)
                 if not piece:
                     return
                 yield piece
 
     def read(self, key: str, limit_bytes: int) -> bytes:
-        with _translated(key):
+        with translated(key):
             answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, ChecksumMode="ENABLED")
             # The client compares the sums when it comes to the end of what is read.
             with contextlib.closing(answer["Body"]) as stream:
                 return joined(iter(lambda: stream.read(READ_BYTES), b""), key, limit_bytes)
 
     def stat(self, key: str) -> ObjectStat:
-        with _translated(key):
+        with translated(key):
             answer = self._client.head_object(Bucket=self._bucket, Key=self._prefix + key)
         return ObjectStat(int(answer["ContentLength"]), str(answer["ETag"]), answer["LastModified"].timestamp())
 
@@ -225,7 +189,7 @@ class S3Store:
 
     def delete(self, key: str, *, if_match: str | None = None) -> None:
         where = {"Bucket": self._bucket, "Key": self._prefix + key}
-        with _translated(key, absent=PreconditionFailed):
+        with translated(key, absent=PreconditionFailed):
             if if_match is None:
                 self._client.delete_object(**where)
                 return
@@ -236,7 +200,7 @@ class S3Store:
             try:
                 self._client.delete_object(**where, IfMatch=if_match)
             except ClientError as error:
-                if _code(error) != "NotImplemented":
+                if code_of(error) != "NotImplemented":
                     raise
                 self._client.delete_object(**where)
 
@@ -255,7 +219,7 @@ class S3Store:
 
     def _put_parts(self, where: dict[str, str], body: Chunks, conditions: dict[str, str], crc32c: int | None) -> str:
         key = where["Key"]
-        with _translated(key):
+        with translated(key):
             begun = self._client.create_multipart_upload(
                 **where, **self._options.encrypted(), ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT"
             )
@@ -265,12 +229,12 @@ class S3Store:
             parts, crc = self._send_parts(where, upload, body)
             if crc32c not in (None, crc):
                 raise ChecksumMismatch(f"{key}: CRC32C {crc:08x}, {crc32c:08x} was announced")
-            with _translated(key, absent=PreconditionFailed if "IfMatch" in conditions else StoreUnavailable):
+            with translated(key, absent=PreconditionFailed if "IfMatch" in conditions else StoreUnavailable):
                 answer = self._client.complete_multipart_upload(
                     **where,
                     UploadId=upload,
                     MultipartUpload={"Parts": parts},
-                    ChecksumCRC32C=_encode(crc),
+                    ChecksumCRC32C=encode_crc(crc),
                     ChecksumType="FULL_OBJECT",
                     **conditions,
                 )
@@ -290,20 +254,15 @@ class S3Store:
         for _ in range(in_flight + 1):
             memory.put(bytearray())
 
-        def send(part: _Part) -> dict[str, Any]:
-            named = {"PartNumber": part.number, "ChecksumCRC32C": _encode(part.crc)}
+        def send(part: Part) -> dict[str, Any]:
             try:
-                with _translated(where["Key"], absent=StoreUnavailable):
-                    answer = self._client.upload_part(
-                        **where, UploadId=upload, Body=_Bytes(part.data, self._options.pace), **named
-                    )
+                return self._send_part(where, upload, part)
             finally:
                 memory.put(part.memory)
-            return {**named, "ETag": answer["ETag"]}
 
         with ThreadPoolExecutor(in_flight, thread_name_prefix="part") as senders:
             flying: deque[Future[dict[str, Any]]] = deque()
-            for part in _regroup(body, memory):
+            for part in regroup(body, memory):
                 while flying and flying[0].done():
                     sent.append(flying.popleft().result())
                 crc = checksums.combine_crc32c(crc, part.crc, len(part.data))
@@ -314,76 +273,29 @@ class S3Store:
             raise ChecksumMismatch(f"{where['Key']}: {total} bytes, {body.size_bytes} were announced")
         return sent, crc
 
+    def _send_part(self, where: dict[str, str], upload: str, part: Part) -> dict[str, Any]:
+        named = {"PartNumber": part.number, "ChecksumCRC32C": encode_crc(part.crc)}
+        for left in reversed(range(_PART_ATTEMPTS)):
+            sent = SentBytes(part.data, self._options.pace)
+            try:
+                with translated(where["Key"], absent=StoreUnavailable):
+                    answer = self._parts.upload_part(**where, UploadId=upload, Body=sent, **named)
+                break
+            except StoreUnavailable:
+                if not left:
+                    raise
+        return {**named, "ETag": answer["ETag"]}
+
     def _abort(self, where: dict[str, str], upload: str) -> None:
-        with _translated(where["Key"], absent=StoreUnavailable):
+        with translated(where["Key"], absent=StoreUnavailable):
             self._client.abort_multipart_upload(**where, UploadId=upload)
-
-
-def _regroup(body: Chunks, memory: SimpleQueue[bytearray]) -> Iterator[_Part]:
-    """Deliver a body in parts of one size, the last one apart, as the service wants them.
-
-    Each is put together in what `memory` has free, and waits for it: memory that was written to before costs no time
-    to be had. Pieces are summed while they are in the processor's cache.
-    """
-    part_bytes = max(PART_BYTES_MIN, -(-body.size_bytes // PARTS_MAX))
-    number, at, crc, held = 1, 0, 0, bytearray()
-    for chunk in body:
-        rest = memoryview(chunk)
-        while rest:
-            if not at:
-                held = memory.get()
-                if not held:
-                    held.extend(bytes(min(part_bytes, body.size_bytes)))
-            piece = rest[: part_bytes - at]
-            held[at : at + len(piece)] = piece
-            crc, at, rest = checksums.crc32c(piece, crc), at + len(piece), rest[len(piece) :]
-            if at == part_bytes:
-                yield _Part(number, memoryview(held)[:at], crc, held)
-                number, at, crc = number + 1, 0, 0
-    if at:
-        yield _Part(number, memoryview(held)[:at], crc, held)
-
-
-def _encode(crc: int) -> str:
-    return base64.b64encode(crc.to_bytes(4, "big")).decode()
 
 
 def _pages(what: str, pages: Any) -> Iterator[dict[str, Any]]:
     remaining = iter(pages)
     while True:
-        with _translated(what, absent=StoreRefused):
+        with translated(what, absent=StoreRefused):
             page = next(remaining, None)
         if page is None:
             return
         yield page
-
-
-def _code(error: ClientError) -> str:
-    return str(error.response.get("Error", {}).get("Code", ""))
-
-
-def _store_error(what: str, error: ClientError, absent: type[StoreError]) -> StoreError:
-    code, status = _code(error), int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    if code in _ABSENT:
-        kind = absent
-    elif code in _FAILED:
-        kind = PreconditionFailed
-    elif code in _UNDECIDED:
-        kind = Conflict
-    elif code in _PASSING or (status >= 500 and status != 501) or status == 429:
-        kind = StoreUnavailable
-    else:
-        kind = StoreRefused
-    return kind(f"{what}: {error}")
-
-
-@contextlib.contextmanager
-def _translated(what: str, absent: type[StoreError] = NotFound) -> Iterator[None]:
-    try:
-        yield
-    except ClientError as error:
-        raise _store_error(what, error, absent) from error
-    except (NoCredentialsError, PartialCredentialsError, NoRegionError, ParamValidationError, ProfileNotFound) as error:
-        raise StoreRefused(f"{what}: {error}") from error
-    except (BotoCoreError, HTTPError, OSError) as error:
-        raise StoreUnavailable(f"{what}: {error}") from error
