@@ -9,7 +9,7 @@ from typing import Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-KNOBS_MAX = 57
+KNOBS_MAX = 58
 DESCRIPTION_MIN = 20
 
 

@@ -236,7 +236,7 @@ def test_a_kill_in_mid_upload_leaves_head_as_it_was(tmp_path):
             await good(client, command="open", store=str(root), job="job")
             assert (await good(client, command="head"))["head"] == before
             assert len(list((root / ".unfinished").iterdir())) == 1
-            swept = await good(client, command="sweep", keep_last=3, keep_every=0, grace_s=0)
+            swept = await good(client, command="sweep", keep_last=3, keep_every=0, generation=1, grace_s=0)
             assert swept["unfinished"] == 1
             await checkpoint(client, 8)
             assert (await good(client, command="head"))["head"]["step"] == 8

@@ -72,7 +72,7 @@ def test_bad_fields_and_bad_slabs_are_answered(tmp_path):
                 assert (await bad(client, fd, **fields, rank=0))[0] == "corrupt"
                 assert (await bad(client, fd, **{**fields, "run": "a/b"}, rank=0))[0] == "invalid"
             assert (await bad(client, command="head", without="x"))[0] == "invalid"
-            assert (await bad(client, command="sweep", keep_last=0, keep_every=0))[0] == "invalid"
+            assert (await bad(client, command="sweep", keep_last=0, keep_every=0, generation=1))[0] == "invalid"
             commit = {"command": "commit", "step": 1, "generation": 1, "run": "r", "world": 1, "digest": "x"}
             assert (await bad(client, **commit, objects=[]))[0] == "corrupt"
             assert (await bad(client, **commit, objects=[{}]))[0] == "corrupt"

@@ -276,9 +276,10 @@ class Stage(Checked, Operated):
         gone = e.StandbyGone(standby_id, detail, float(retry_s))
         self.happens(e.StandbyReady(standby_id) if how == "ready" else gone)
 
-    def grows(self, size_bytes: str) -> None:
-        """The worker's state has become larger."""
-        self.happens(e.LayoutAnnounced(self.worker, 2, int(size_bytes)))
+    def grows(self, size_bytes: str, room_bytes: str | None = None) -> None:
+        """The worker's state has become larger, on a host that has so much memory left."""
+        room = None if room_bytes is None else int(room_bytes)
+        self.happens(e.LayoutAnnounced(self.worker, 2, int(size_bytes), room))
 
     def steps(self, step: str, snapshot_s: str = "0.001") -> None:
         """The worker completes a step and seals it in the slab it was granted."""

@@ -27,7 +27,7 @@ from keepstep.core.quantities import (
     show_seconds,
 )
 
-KNOBS_MAX = 57
+KNOBS_MAX = 58
 
 
 def refusal(values: dict[str, object]) -> str:
@@ -168,6 +168,7 @@ def test_what_is_no_store(store):
         ({"restart": {"backoff": {"first": "2min", "max": "1min"}}}, "restart.backoff.first"),
         ({"coordination": {"lease": "60s"}, "interruption": {"grace": "30s"}}, "coordination.lease"),
         ({"interruption": {"grace": "10s", "script_grace": "11s"}}, "interruption.script_grace"),
+        ({"interruption": {"grace": "60s", "max_runtime": "59s"}}, "interruption.grace"),
         ({"checkpoint": {"every": "10 steps", "snapshot_every": "20 steps"}}, "checkpoint.snapshot_every"),
         ({"checkpoint": {"every": "10 steps", "keep": {"every": "5 steps"}}}, "checkpoint.keep.every"),
         ({"elastic": {"hosts": {"max": 2}}}, "elastic.hosts.min"),
@@ -266,7 +267,7 @@ EVERYTHING = {
         "keep": {"last": 2, "every": "1000 steps"},
         "s3": {"encryption": "alias/own", "upload_rate": "1.5GB/s", "parts_in_flight": 8},
     },
-    "interruption": {"grace": "20s", "script_grace": "1.5s"},
+    "interruption": {"grace": "20s", "script_grace": "1.5s", "max_runtime": "1h"},
     "health": {"gpu": {"poll": "500ms", "fatal_xids": [79], "temperature_max": 85.5}},
     "coordination": {
         "endpoints": ["http://10.0.0.1:2379", "http://10.0.0.2:2379"],

@@ -115,7 +115,7 @@ class Executor:
             a.UseEtcd: lambda x: self._members.use(x.hosts) if self._members is not None else None,
             a.KeepCordons: lambda x: self._spawn(keep_cordons(storing, post, x)),
             a.KeepCharges: lambda x: self._spawn(storing.keep_charges(x)),
-            a.SweepStore: lambda x: self._spawn(storing.sweep()),
+            a.SweepStore: lambda x: self._spawn(storing.sweep(x)),
             a.CompareReplicas: self._compare,
             a.Report: self._report,
             a.WriteFailure: lambda x: self._launcher.write_failure(x.text),
@@ -274,12 +274,11 @@ class Executor:
     # --- slabs -------------------------------------------------------------------------------------------------------
 
     async def _allocate(self, action: a.AllocateSlabs) -> None:
-        """Where memory is lacking the worker is told of those that there are: it trains on without snapshots."""
-        for slab in action.slabs:
+        for place, slab in enumerate(action.slabs):
             try:
                 await self._link.allocate(slab, action.size_bytes)
             except OSError as error:
-                self._launcher.log(f"no memory for a slab of {action.size_bytes} bytes: {error}")
+                self._post(e.SlabsLacking(action.slabs[place:], str(error)))
                 return
 
     async def _hand(self, action: a.HandSlabs) -> None:

@@ -133,9 +133,9 @@ class Filing:
             "files_generation": 0 if head is None else head.generation,
         }
 
-    def sweep(self, store: ObjectStore, job: str, keep_last: int) -> Swept:
-        """Delete what retention lets go of the script's files."""
-        return sweep_files(store, job, keep_last, clock.unix_time())
+    def sweep(self, store: ObjectStore, job: str, generation: int, keep_last: int) -> Swept:
+        """Delete what retention lets go of the script's files, unless their HEAD carries a newer generation."""
+        return sweep_files(store, job, generation, keep_last, clock.unix_time())
 
     def _the_watched(self) -> Watched:
         if self._watched is None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keepstep.adapters.clock import Clock, sleep
+from keepstep.adapters.clock import Clock, process_age_s, sleep
 from keepstep.adapters.coordinator_memory import MemoryCoordinator
 from keepstep.adapters.host_metrics import HostMetrics
 from keepstep.adapters.init_link import InitLink
@@ -28,7 +28,7 @@ from keepstep.app.gpus import GpuWatch
 from keepstep.app.host_health import watch_host
 from keepstep.app.intermediate import Intermediate
 from keepstep.app.launching import Launcher
-from keepstep.app.notices import watch_notices
+from keepstep.app.notices import watch_notices, watch_runtime
 from keepstep.app.places import Places
 from keepstep.app.preflight import Preflight
 from keepstep.app.probing import Probing
@@ -144,11 +144,13 @@ class Agent:
     def _watch_machine(
         self, local: str, metrics: Metrics, memory: GpuMemory, post: Callable[[e.Event], None]
     ) -> tuple[Coroutine[Any, Any, None], ...]:
-        """The sensors of this host's GPUs, and of the host itself."""
+        """The sensors of this host's GPUs, of the host itself, and of how long it may run."""
         host = watch_host(written_folders(self._setup, local), HostMetrics(metrics.registry), post, self.log)
         gpus = GpuWatch(self._setup.policy, metrics, memory, post, self.log)
         is_lone = len(self._setup.job.hosts) == 1
-        return begin_later(gpus.run) if is_lone else gpus.run(), host.run()
+        age_s = process_age_s(os.getppid())
+        ending = watch_runtime(self._setup.policy.interruption, age_s, self._clock, post)
+        return begin_later(gpus.run) if is_lone else gpus.run(), host.run(), ending
 
     def _account(self, code: int) -> None:
         """The last words."""

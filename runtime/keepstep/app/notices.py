@@ -1,4 +1,4 @@
-"""Hearing from the metadata service that the host is being taken away, before the platform's signal comes."""
+"""Knowing that the host is taken away before the platform's signal comes: by the metadata service, and by the clock."""
 
 from __future__ import annotations
 
@@ -41,6 +41,23 @@ async def watch_notices(interruption: Interruption, uploader: Asks, clock: Now, 
             if source in wanted - told:
                 told.add(source)
                 post(InterruptionNoticed(source, deadline))
+
+
+async def watch_runtime(interruption: Interruption, age_s: float, clock: Now, post: Callable[[Event], None]) -> None:
+    """Post the end of the job's runtime, where that is known, with as much time left as any interruption gives.
+
+    Args:
+        interruption: the policy's word.
+        age_s: how long the container has run.
+        clock: gives unix seconds.
+        post: takes the event.
+    """
+    if interruption.max_runtime is None:
+        return
+    left_s = interruption.max_runtime - age_s
+    ends_at = clock.now() + left_s
+    await sleep(max(0.0, left_s - interruption.grace))
+    post(InterruptionNoticed("max_runtime", ends_at))
 
 
 def _deadlines(reply: Mapping[str, Any], latest: float) -> list[tuple[str, float]]:

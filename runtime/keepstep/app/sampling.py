@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from keepstep.adapters.clock import Clock, sleep
+from keepstep.adapters.memory import available_bytes
 from keepstep.adapters.worker_link import WorkerLink
 from keepstep.core import events as e
 from keepstep.core.events import Event, SlabSeal
@@ -95,7 +96,8 @@ class Sampler:
                 seconds, data_s = _real(message, "seconds"), _real(message, "data_s")
                 self._post(e.WorkerRestored(worker_id, _whole(message, "step"), seconds, data_s))
             case "layout":
-                self._post(e.LayoutAnnounced(worker_id, _whole(message, "layout"), _whole(message, "bytes")))
+                layout, size_bytes = _whole(message, "layout"), _whole(message, "bytes")
+                self._post(e.LayoutAnnounced(worker_id, layout, size_bytes, available_bytes()))
             case "metric":
                 self._metrics.script_metric(self._rank, str(message.get("name")), _real(message, "value"))
             case "sealed":  # the last chance to see the steps of a worker that is drained

@@ -77,7 +77,9 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
     """
     wanted = ContractOptions(options.script, options.arguments, options.policy, options.store)
     contract = load_contract(options.base_dir, environ, wanted)
-    policy = load_policy(contract.policy_source, options.overrides)
+    runtime = environ.get("KEEPSTEP_MAX_RUNTIME")
+    known = () if runtime is None else (f"interruption.max_runtime={runtime}",)
+    policy = load_policy(contract.policy_source, (*known, *options.overrides))
     named = contract.store or policy.checkpoint.store
     store = None if named == "none" else named
     parts = parts_of(contract, policy.launch.data_service)

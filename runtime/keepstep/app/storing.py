@@ -293,7 +293,7 @@ class Storing:
         fd = os.memfd_create(f"keepstep-slab-{action.slab}", os.MFD_CLOEXEC)
         command = {
             "command": "fetch", "manifest": action.manifest, "rank": action.rank, "world": action.world_size,
-            "peers": action.peers,
+            "peers": action.peers, "group": action.group, "place": action.place,
         }  # fmt: skip
         reply = await self.attempt(action.operation, command, fd)
         if reply is not None and reply.get("ok"):
@@ -337,10 +337,13 @@ class Storing:
         if reply is not None and reply.get("ok"):
             self._post(e.ChargesKept(action.operation, action.charges))
 
-    async def sweep(self) -> None:
+    async def sweep(self, action: a.SweepStore) -> None:
         """Delete what retention lets go; what fails is swept the next time."""
         keep = self._policy.checkpoint.keep
-        command = {"command": "sweep", "keep_last": keep.last, "keep_every": keep.every_steps or 0}
+        command = {
+            "command": "sweep", "keep_last": keep.last, "keep_every": keep.every_steps or 0,
+            "generation": action.generation, "restoring": list(action.restoring),
+        }  # fmt: skip
         try:
             reply = await self._call(command)
         except UploaderGone:

@@ -11,7 +11,8 @@ Where `ok` is false, `error` is one of ERRORS and `detail` says more.
     upload  slab, step, generation, run, rank, world, size_bytes + fd             objects, replicated, bytes, seconds
     commit  generation, step, run, world, digest, objects                         manifest, seconds
     compare generation, step, run, digests                                        differ: ranks, and tensors of theirs
-    fetch   manifest, rank, world, [peers] + fd of an empty file  step, size_bytes, replicated, local, brought, trouble
+    fetch   manifest, rank, world, [peers, group, place] + fd of an empty file  step, size_bytes, replicated, local,
+                                                    brought, trouble
     seals   + fd of the control page                where it is seen which slabs are still what they were
     listen  [ca, cert, key] + fd of a socket        other hosts may have from now on what is offered, and try this line
     try     peers                                   links: {peer, sent, received, ahead_s} or {peer, error}
@@ -20,7 +21,7 @@ Where `ok` is false, `error` is one of ERRORS and `detail` says more.
     settle                                          edition, sets, trouble, after a look at the folder
     keep    generation, run                         edition, manifest, number, uploaded_bytes, seconds
     put_back manifest, own                          edition, sets, brought, aside; all four: root, spool, after, too
-    sweep   keep_last, keep_every, [generation, restoring, grace_s]               manifests, objects, unfinished
+    sweep   keep_last, keep_every, generation, [restoring, grace_s]               manifests, objects, unfinished
     trust                                           authority, etag; null where there is none
     entrust authority, [replaces: etag]             written: false where another host was first
     forget  etag                                    removed: false where another authority is there
@@ -234,15 +235,18 @@ class Uploader:
         manifest = commit.read_manifest(store, job, text(command, "manifest"))
         peers = Peers(self._giving.others(command))
         try:
-            fetched = restore.fetch(store, manifest, number(command, "rank"), fd, peers)
+            with self._giving.exchange(command, fd, manifest.step, manifest.digest) as exchange:
+                fetched = restore.fetch(store, manifest, number(command, "rank"), fd, peers, exchange)
         finally:
             peers.close()
-        seconds, peered = clock.monotonic() - begun, {"brought": peers.brought, "trouble": peers.trouble}
-        return {"step": manifest.step, **asdict(fetched), **peered, "seconds": seconds}
+        parts, also = ({}, []) if exchange is None else (exchange.brought, exchange.trouble)
+        brought = {host: peers.brought.get(host, 0) + parts.get(host, 0) for host in {**peers.brought, **parts}}
+        peered = {"brought": brought, "trouble": [*peers.trouble, *also]}
+        return {"step": manifest.step, **asdict(fetched), **peered, "seconds": clock.monotonic() - begun}
 
     def _sweep(self, command: Mapping[str, Any]) -> dict[str, object]:
         store, job = self._opened()
-        generation = number(command, "generation") if "generation" in command else None
+        generation = number(command, "generation")
         keep = retention.Retention(
             number(command, "keep_last"),
             number(command, "keep_every"),
@@ -252,7 +256,7 @@ class Uploader:
         if keep.keep_last < 1:
             raise InvalidCommand("keep_last must be 1 or more")
         swept = retention.sweep(store, job, generation, keep, clock.unix_time())
-        files = self._filing.sweep(store, job, keep.keep_last)
+        files = self._filing.sweep(store, job, generation, keep.keep_last)
         return {name: count + getattr(files, name) for name, count in asdict(swept).items()}
 
     def _notices(self) -> dict[str, object]:

@@ -83,9 +83,9 @@ def sweep(store: ObjectStore, job: str, generation: int | None, retention: Reten
         Fenced: HEAD belongs to a newer generation.
         StoreError: the store's own.
     """
-    head = read_head(store, job).head
+    head, old = read_head(store, job).head, now_unix - retention.grace_s
     if head is None:
-        return Swept(0, 0, 0)
+        return Swept(0, 0, store.discard_unfinished(f"{job}/", old))
     if generation is not None and head.generation > generation:
         raise Fenced(f"HEAD belongs to generation {head.generation}, this is {generation}")
     committed = parse_manifest_key(job, head.manifest)
@@ -98,9 +98,8 @@ def sweep(store: ObjectStore, job: str, generation: int | None, retention: Reten
     objects = sum(_delete_checkpoint(store, job, name) for name in sorted(doomed))
     alive = {(name.generation, name.step) for name in names - doomed}
     for key in _garbage(store, job, alive, committed):
-        objects += delete_if_old(store, key, now_unix - retention.grace_s)
-    unfinished = store.discard_unfinished(f"{job}/", now_unix - retention.grace_s)
-    return Swept(len(doomed), objects, unfinished)
+        objects += delete_if_old(store, key, old)
+    return Swept(len(doomed), objects, store.discard_unfinished(f"{job}/", old))
 
 
 def _delete_checkpoint(store: ObjectStore, job: str, name: ManifestName) -> int:

@@ -266,7 +266,10 @@ class ReadHead:
 class FetchSnapshot:
     """Bring a committed checkpoint into a slab of its own, verified.
 
-    `peers` may hold it in memory and are asked before the store: host, address, port.
+    Attributes:
+        peers: those who may hold it in memory and are asked before the store: host, address, port.
+        group: those who fetch it at the same time, this host at `place` among them, each of which reads a part of it
+            for all; in the order that all of them know. Empty where there is nobody to share the reading with.
     """
 
     operation: str
@@ -275,6 +278,8 @@ class FetchSnapshot:
     rank: int
     world_size: int
     peers: tuple[tuple[str, str, int], ...] = ()
+    group: tuple[tuple[str, str, int], ...] = ()
+    place: int = 0
 
 
 @frozen
@@ -327,7 +332,13 @@ class KeepCharges:
 
 @frozen
 class SweepStore:
-    """Delete what retention lets go."""
+    """Delete what retention lets go, unless HEAD carries a newer generation.
+
+    `restoring` are manifests that hosts may be reading: those stay.
+    """
+
+    generation: int
+    restoring: tuple[str, ...] = ()
 
 
 @frozen

@@ -15,6 +15,7 @@ from keepstep.core.events import (
     AgentStarted,
     LayoutAnnounced,
     SlabSeal,
+    SlabsLacking,
     SnapshotBad,
     SnapshotSealed,
     SnapshotUploaded,
@@ -28,6 +29,10 @@ from keepstep.core.world import store_answers
 
 SLABS = 3
 """One being uploaded, one newest sealed, one being written."""
+SLABS_MIN = 2
+"""With two, none is written while one is uploaded; one alone would be torn whenever it is written."""
+_ROOM_SHARE = 0.8
+"""Of the memory that there is when a state's size is known: what training takes besides comes with the first step."""
 
 NO_SLAB = -1
 _SLOTS = 8
@@ -58,20 +63,54 @@ def on_layout_announced(turn: Turn, event: LayoutAnnounced) -> None:
     if all(worker.worker_id != event.worker_id for worker in turn.state.workers):
         turn.because(Reason.STALE_WORKER, event.worker_id)
         return
-    turn.set(slab_bytes=event.size_bytes)
-    fitting = [slab for slab in turn.state.slabs if slab.size_bytes >= event.size_bytes]
-    missing = SLABS - len(fitting)
+    turn.set(slab_bytes=event.size_bytes, layout=event.layout)
+    missing = SLABS - len(_fitting(turn))
     if missing > 0:
-        make_room(turn, _SLOTS - missing)
-        numbers: list[int] = []
-        for _ in range(missing):
-            number = free_slab_number(turn.state)
-            turn.set(next_slab=number + 1)
-            numbers.append(number)
-        turn.do(AllocateSlabs(tuple(numbers), event.size_bytes), Reason.SLABS_WANTED, f"{event.size_bytes} bytes")
-        turn.set(slabs=(*turn.state.slabs, *(Slab(number, event.size_bytes) for number in numbers)))
-        fitting = [slab for slab in turn.state.slabs if slab.size_bytes >= event.size_bytes]
-    turn.do(HandSlabs(event.worker_id, event.layout, tuple(slab.slab for slab in fitting)))
+        allowed = missing
+        if event.room_bytes is not None and event.size_bytes:
+            allowed = min(missing, int(_ROOM_SHARE * event.room_bytes / event.size_bytes))
+        if SLABS - missing + allowed >= SLABS_MIN:
+            _allocate(turn, allowed)
+    _hand(turn, event.worker_id, "" if event.room_bytes is None else f"{event.room_bytes} bytes can be had")
+
+
+def _allocate(turn: Turn, count: int) -> None:
+    """Have so many more slabs made for the newest layout."""
+    if not count:
+        return
+    make_room(turn, _SLOTS - count)
+    numbers: list[int] = []
+    for _ in range(count):
+        number = free_slab_number(turn.state)
+        turn.set(next_slab=number + 1)
+        numbers.append(number)
+    size_bytes = turn.state.slab_bytes
+    turn.do(AllocateSlabs(tuple(numbers), size_bytes), Reason.SLABS_WANTED, f"{len(numbers)} of {size_bytes} bytes")
+    turn.set(slabs=(*turn.state.slabs, *(Slab(number, size_bytes) for number in numbers)))
+
+
+def _fitting(turn: Turn) -> list[Slab]:
+    return [slab for slab in turn.state.slabs if slab.size_bytes >= turn.state.slab_bytes]
+
+
+def _hand(turn: Turn, worker_id: str, why: str) -> None:
+    """Tell the worker which slabs there are for its layout, and people where there are fewer than there should be."""
+    fitting = _fitting(turn)
+    saves = len(fitting) >= SLABS_MIN
+    turn.set(saves=saves)
+    if len(fitting) < SLABS:
+        what = "no snapshot is taken while one is uploaded" if saves else "no snapshots are taken"
+        detail = f"memory for {len(fitting)} snapshots of {turn.state.slab_bytes} bytes, {SLABS} are wanted"
+        turn.because(Reason.SLABS_LACKING, f"{detail}: {what}" + (f"; {why}" if why else ""))
+    numbers = tuple(slab.slab for slab in fitting) if saves else ()
+    turn.do(HandSlabs(worker_id, turn.state.layout, numbers))
+
+
+def on_slabs_lacking(turn: Turn, event: SlabsLacking) -> None:
+    """There was less memory than it had seemed."""
+    turn.set(slabs=tuple(slab for slab in turn.state.slabs if slab.slab not in event.slabs))
+    if turn.state.workers:
+        _hand(turn, turn.state.workers[0].worker_id, event.detail)
 
 
 def make_room(turn: Turn, most: int) -> None:

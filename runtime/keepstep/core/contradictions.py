@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from keepstep.core.causes import FailureCause
@@ -47,6 +48,7 @@ def _check_times(policy: Policy) -> None:
         ("coordination.lease", lease, "interruption.grace", interruption.grace),
         ("interruption.script_grace", interruption.script_grace, "interruption.grace", interruption.grace),
         ("coordination.lease", lease, "elastic.wait_for_return", policy.elastic.wait_for_return),
+        ("interruption.grace", interruption.grace, "interruption.max_runtime", interruption.max_runtime or math.inf),
     )
     for key, value, limit_key, limit in pairs:
         if value > limit:

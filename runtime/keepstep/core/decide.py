@@ -123,6 +123,7 @@ ABSORB: dict[type, Callable[[Turn, Any], None]] = {
     e.WorkerProfiled: profiling.on_worker_profiled,
     e.WorkerEvaluates: hang.on_worker_evaluates,
     e.LayoutAnnounced: checkpoints.on_layout_announced,
+    e.SlabsLacking: checkpoints.on_slabs_lacking,
     e.SnapshotSealed: checkpoints.on_snapshot_sealed,
     e.SnapshotVerified: checkpoints.on_snapshot_verified,
     e.SnapshotBad: checkpoints.on_snapshot_bad,

@@ -24,6 +24,8 @@ from keepstep.core.health_events import StrainsChanged as StrainsChanged
 from keepstep.core.preflight_events import HostChecked as HostChecked
 from keepstep.core.profiles import WorkerProfiled as WorkerProfiled
 from keepstep.core.records import Record, StoredObject
+from keepstep.core.slab_events import LayoutAnnounced as LayoutAnnounced
+from keepstep.core.slab_events import SlabsLacking as SlabsLacking
 from keepstep.core.splits import Split
 from keepstep.core.standby_events import StandbyGone as StandbyGone
 from keepstep.core.standby_events import StandbyReady as StandbyReady
@@ -205,14 +207,6 @@ class StepsSampled:
 
 
 @frozen
-class LayoutAnnounced:
-    worker_id: str
-    layout: int
-    size_bytes: int
-    kind: Literal["layout_announced"] = "layout_announced"
-
-
-@frozen
 class SnapshotSealed:
     """A snapshot is whole; it kept the training waiting for so many `seconds`."""
 
@@ -387,4 +381,5 @@ Event = (
     | TimerFired | PulseSampled | StacksCollected | WorkerEvaluates | WorkerImported | StandbyReady | StandbyGone
     | SnapshotUnwanted | FilesCopied | FilesSettled | FilesKept | FilesPutBack | FilesStuck | WorkerFingerprinted
     | StrainsChanged | WorkerDivides | WorkerProfiled | GpusSampled | CordonsRead | CordonsKept | HostChecked
+    | SlabsLacking
 )  # fmt: skip

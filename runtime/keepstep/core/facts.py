@@ -247,6 +247,8 @@ class StoreView:
     saves: tuple[float, ...] = ()
     fenced: int = 0
     """The newest generation whose commit was refused, since HEAD carries a newer one."""
+    told_interval_s: float = 0.0
+    """The interval between checkpoints that was told last, where it is keepstep's."""
     charges: Charges | None = None
     """What the store has of them; None where that was neither read nor written by this node."""
 

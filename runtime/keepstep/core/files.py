@@ -127,11 +127,11 @@ def on_files_kept(turn: Turn, event: FilesKept) -> None:
     turn.landed(event.operation)
     store_answers(turn)
     turn.set_store(failing_since=None)
+    kept_in = int(event.operation.split(":")[1])
     if event.edition >= turn.state.files.kept:
-        kept_in = int(event.operation.split(":")[1])
         _set(turn, kept=event.edition, manifest=event.manifest, number=event.number, kept_in=kept_in)
     turn.because(Reason.FILES_KEPT, f"{event.manifest}, {event.uploaded_bytes} bytes in {event.seconds:.1f} s")
-    turn.do(SweepStore())
+    turn.do(SweepStore(kept_in))
 
 
 def on_files_put_back(turn: Turn, event: FilesPutBack) -> None:

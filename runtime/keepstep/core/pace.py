@@ -6,6 +6,7 @@ import math
 
 from keepstep.core.actions import Measure, Report
 from keepstep.core.failures import Failure
+from keepstep.core.reasons import Reason
 from keepstep.core.records import GenerationRecord
 from keepstep.core.state import Turn
 
@@ -23,10 +24,16 @@ STALL_RATIO_MAX = 0.005
 keepstep may cost, since what each step is reported and measured with takes the rest.
 """
 
+SNAPSHOT_EVERY_MAX = 1024
+
 FIRST_SNAPSHOT_EVERY = 8
 """Steps between snapshots until their cost is measured, where the policy leaves it to keepstep."""
 
 _DUTY_MAX, _SAVES_KEPT, _FAILURES_KEPT = 0.5, 5, 3
+_CLEARLY = 0.8
+"""Of the time between two checkpoints: what hardly fits in does not change with every step that is a little slower."""
+_TOLD_RATIO = 0.2
+"""By so much an interval differs from the one that was told last when it is told again."""
 
 
 def failed(turn: Turn, generation: GenerationRecord, root: Failure | None) -> tuple[float, ...]:
@@ -64,14 +71,37 @@ def snapshot_every(turn: Turn, generation: GenerationRecord) -> int:
     Powers of two: so a rank that has not yet heard of the change still shares every second snapshot with the others.
     """
     current, cost = generation.snapshot_every, turn.state.cluster.tally.costliest
-    if turn.state.policy.snapshot_every_steps is not None or cost <= 0.0:
+    if turn.state.policy.snapshot_every_steps is not None:
         return current
-    wanted = next((2**n for n in range(10) if cost / 2**n <= STALL_RATIO_MAX), 1024)
+    most = _most(turn, generation, cost)
+    if current > most or cost <= 0.0:
+        return min(current, most)
+    wanted = next((2**n for n in range(10) if cost / 2**n <= STALL_RATIO_MAX), SNAPSHOT_EVERY_MAX)
     if len(generation.failed_at) > 1:
         step_s = _step_s(turn)
         best = _young(cost, between_s(turn, generation) / step_s) if step_s > 0.0 else max(1, current)
         wanted = min(wanted, 2 ** max(0, round(math.log2(best))))
+    wanted = min(wanted, _most(turn, generation, cost, _CLEARLY) if wanted > current else most)
     return wanted if wanted > current or wanted * 4 <= current else current
+
+
+def _most(turn: Turn, generation: GenerationRecord, cost: float, room: float = 1.0) -> int:
+    """As many steps as the time between two checkpoints has, in powers of two, since each is made of a snapshot.
+
+    That holds where the policy names the time, and for the first one of keepstep's own choice: nothing is measured
+    then, and a few long steps are long to go without any.
+    """
+    every, step_s = turn.state.policy.checkpoint_every, _step_s(turn)
+    limit_s = AUTO_MIN_S if every.seconds is None and every.steps is None and cost <= 0.0 else every.seconds
+    if limit_s is None or not step_s or not turn.state.job.has_store or not _is_in_step(turn, generation):
+        return SNAPSHOT_EVERY_MAX
+    return min(SNAPSHOT_EVERY_MAX, 1 << max(0, int(math.log2(room * limit_s / step_s))))
+
+
+def _is_in_step(turn: Turn, generation: GenerationRecord) -> bool:
+    """Whether more steps were done than the first, which is traced and tells nothing of the others."""
+    start = 0 if generation.resume is None else generation.resume.step
+    return all(worker.completed > start + 1 for worker in turn.state.workers)
 
 
 def _step_s(turn: Turn) -> float:
@@ -119,4 +149,8 @@ def report(turn: Turn, generation: GenerationRecord) -> None:
         return
     if interval is not None:
         turn.do(Report(Measure.CHECKPOINT_INTERVAL_S, interval))
+        told_s, every = turn.state.store.told_interval_s, turn.state.policy.checkpoint_every
+        if turn.leads and every.seconds is None and abs(interval - told_s) > _TOLD_RATIO * told_s:
+            turn.set_store(told_interval_s=interval)
+            turn.because(Reason.CADENCE_CHANGED, f"a checkpoint every {interval:.0f} s, each takes {took_s:.1f} s")
     turn.do(Report(Measure.COMMITTABLE, float(took_s + _step_s(turn) <= turn.state.policy.interruption.grace)))

@@ -21,6 +21,7 @@ from keepstep.core.quantities import (
     RestartBudget,
     Seconds,
     SecondsAutoOrOff,
+    SecondsOrOff,
     StepsOrAuto,
     StepsOrOff,
     parse_folder,
@@ -278,6 +279,10 @@ class Interruption(Section):
     script_grace: Seconds = knob(
         3.0, "Time that a script which reports no steps has after its SIGTERM.", unit="duration",
         failure="a script that saves by itself and is killed over it", ge=0, le=3600,
+    )  # fmt: skip
+    max_runtime: SecondsOrOff = knob(
+        None, "The job's MaxRuntimeInSeconds, at whose end the platform ends it, or off; `grace` before is the save.",
+        unit="duration", failure="the loss of what was done since the last checkpoint when the runtime is over",
     )  # fmt: skip
 
 

@@ -91,6 +91,7 @@ class Reason(StrEnum):
     CORDON_LIFTED = "cordon_lifted"
     REPAIR_WANTED = "repair_wanted"
     SLABS_WANTED = "slabs_wanted"
+    SLABS_LACKING = "slabs_lacking"
     SNAPSHOT_SEALED = "snapshot_sealed"
     SNAPSHOT_BAD = "snapshot_bad"
     SNAPSHOT_VERIFIED = "snapshot_verified"

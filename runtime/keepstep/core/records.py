@@ -245,6 +245,7 @@ class StatusRecord:
         divides: its script takes its batches from `run.dataset`, so that their sizes can be changed.
         fingerprint: of the step that the generation wants looked at, once it is done.
         joined: its worker has come to its training.
+        saves: there is memory for snapshots.
     """
 
     host: str
@@ -262,6 +263,7 @@ class StatusRecord:
     divides: bool = False
     fingerprint: Fingerprint | None = None
     joined: bool = False
+    saves: bool = True
     kind: Literal["status"] = "status"
 
     @property

@@ -10,7 +10,16 @@ from keepstep.core.records import AckRecord, GenerationRecord, Resume, UploadRec
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
 from keepstep.core.view import common_held
-from keepstep.core.world import durable_step, end, gave_up_saving, is_done, saved_text, statuses_of, store_answers
+from keepstep.core.world import (
+    durable_step,
+    end,
+    gave_up_saving,
+    has_snapshots,
+    is_done,
+    saved_text,
+    statuses_of,
+    store_answers,
+)
 from keepstep.errors import ExitCode
 
 NAMED_MAX = 8
@@ -35,9 +44,9 @@ def steer(turn: Turn, generation: GenerationRecord) -> None:
         _drain(turn, generation)
     elif generation.pause:
         pausing.proceed(turn, generation)
-    elif pausing.plan(turn, generation) or stragglers.respond(turn, generation) or repeats.steer(turn, generation):
+    elif pausing.plan(turn, generation) or not has_snapshots(turn, generation):
         return
-    else:
+    elif not (stragglers.respond(turn, generation) or repeats.steer(turn, generation)):
         _keep_cadence(turn, generation)
 
 
@@ -198,7 +207,13 @@ def on_checkpoint_committed(turn: Turn, event: CheckpointCommitted) -> None:
     )
     pace.saved(turn, max((share.seconds for share in shares), default=0.0) + event.seconds)
     turn.do(Report(Measure.COMMIT_S, event.seconds), Reason.CHECKPOINT_COMMITTED, f"step {event.step}")
-    turn.do(SweepStore())
+    turn.do(SweepStore(event.generation, _being_restored(generation, event.step)))
+
+
+def _being_restored(generation: GenerationRecord | None, step: int) -> tuple[str, ...]:
+    """The checkpoint that hosts may be reading yet when this step is committed: all have sealed what is later."""
+    resume = None if generation is None else generation.resume
+    return (resume.manifest,) if resume is not None and resume.manifest and step <= resume.step else ()
 
 
 def on_commit_refused(turn: Turn, event: CommitRefused) -> None:
@@ -226,14 +241,16 @@ def _drain(turn: Turn, generation: GenerationRecord) -> None:
         return
     target = max(status.entered for status in statuses.values())
     started = generation.resume.step if generation.resume is not None else 0
-    newest = max(target, started) if turn.state.job.has_store else 0
+    can_seal = has_snapshots(turn, generation)
+    newest = max(target, started) if can_seal else min(status.sealed for status in statuses.values())
+    newest = newest if turn.state.job.has_store else 0
     late = pace.too_late(turn, generation)
     if newest <= durable:
         end(turn, generation, ExitCode.INTERRUPTED, f"interrupted; {saved_text(turn, durable)}", Reason.NOTHING_TO_SAVE)
     elif late:
         _do_without(turn, generation, late)
-    elif target <= started:
-        _save(turn, generation, started)
+    elif target <= started or not can_seal:
+        _save(turn, generation, newest)
     else:
         turn.put(evolve(generation, drain_step=target, save_step=target), Reason.DRAIN_AGREED, f"step {target}")
 

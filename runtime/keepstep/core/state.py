@@ -54,7 +54,8 @@ class State:
         etcd_used: the hosts whose etcd is asked.
         trained_rank: the rank whose local state is in the slabs, -1 where that is not known.
         restore: slab and step that the running worker restores from.
-        slab_bytes: what the newest layout needs.
+        slab_bytes: what the newest layout needs; `layout` is its number.
+        saves: there is memory for snapshots of it.
         held_at: since when the worker is held at a step boundary; `entered` is what it answered, -1 before.
         short_since: since when this node lacks a lease, or hosts are missing.
         orders: the last orders published, to see whether they must change.
@@ -104,6 +105,8 @@ class State:
     trained_rank: int = -1
     restore: tuple[int, int] | None = None
     slab_bytes: int = 0
+    layout: int = 0
+    saves: bool = True
     ready_at: float = 0.0
     short_since: float | None = None
     interruption: Interruption | None = None

@@ -246,6 +246,18 @@ def peers_of(generation: GenerationRecord, rank: int) -> tuple[tuple[str, str, i
     return tuple((each.host, each.address, each.peer_port) for each in members if each.peer_port)[:PEERS_MAX]
 
 
+def group_of(generation: GenerationRecord, rank: int) -> tuple[tuple[tuple[str, str, int], ...], int]:
+    """Those with whom `rank` shares the reading of a checkpoint that nobody holds, and its place among them.
+
+    Neighbours in the order of ranks; nobody where one of them gives nothing away.
+    """
+    first = rank - rank % PEERS_MAX
+    members = generation.members[first : first + PEERS_MAX]
+    if len(members) < 2 or not all(member.peer_port for member in members):
+        return (), 0
+    return tuple((each.host, each.address, each.peer_port) for each in members), rank - first
+
+
 def table_of(generation: GenerationRecord, full: int) -> RankTable:
     """Who the members are and where their workers listen, of `full` hosts where none is missing."""
     number, members = generation.number, generation.members

@@ -37,7 +37,7 @@ from keepstep.core.records import Failure, GenerationRecord, Phase, Resume, Stan
 from keepstep.core.restarts import CLEAN_STOPS, classify_exit
 from keepstep.core.state import Turn
 from keepstep.core.values import evolve
-from keepstep.core.view import peers_of, table_of
+from keepstep.core.view import group_of, peers_of, table_of
 from keepstep.errors import ExitCode
 
 STOPPING = "stop:"
@@ -134,7 +134,8 @@ def _bring(turn: Turn, generation: GenerationRecord, resume: Resume) -> None:
     make_room(turn, SLABS - 1)  # each state that is brought has a slab of its own
     number = free_slab_number(turn.state)
     operation, peers = _fetch_of(generation, resume, rank), peers_of(generation, rank)
-    fetch = FetchSnapshot(operation, resume.manifest, number, rank, len(generation.members), peers)
+    group, place = group_of(generation, rank)
+    fetch = FetchSnapshot(operation, resume.manifest, number, rank, len(generation.members), peers, group, place)
     if turn.attempt(fetch, Reason.RESTORE_WANTED, f"step {resume.step} from the store"):
         turn.set(next_slab=number + 1)
 
@@ -210,6 +211,7 @@ def _status(turn: Turn, generation: GenerationRecord) -> StatusRecord:
         worker is not None and worker.divides,
         worker.fingerprint if worker is not None else None,
         worker is not None and worker.joined,
+        state.saves,
     )
 
 

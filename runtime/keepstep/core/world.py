@@ -20,6 +20,11 @@ def statuses_of(turn: Turn, generation: GenerationRecord) -> dict[str, StatusRec
     return found
 
 
+def has_snapshots(turn: Turn, generation: GenerationRecord) -> bool:
+    """Whether all members have the memory for them: without, nothing of this world can be kept."""
+    return all(status.saves for status in statuses_of(turn, generation).values())
+
+
 def is_done(turn: Turn, generation: GenerationRecord) -> bool:
     """Whether the training has come to its end: every worker has, or the one that all others serve."""
     if turn.state.cluster.tally.done == len(generation.members):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from botocore.model import Shape
 
 OPERATION = "CreateTrainingJob"
+MAX_RUN_S_MIN = 300
 _OPEN_ENDED = frozenset({"InstanceType"})
 """Sets that grow with the service: what this botocore does not know may be newer than it is."""
 
@@ -118,6 +119,9 @@ def _check(options: JobOptions) -> None:
         raise ConfigError(
             f"found {options.max_wait_s} s", f"--max-run ({options.max_run_s} s) or more", key="--max-wait"
         )
+    if options.max_run_s < MAX_RUN_S_MIN:
+        found, wanted = f"found {options.max_run_s} s", f"{MAX_RUN_S_MIN} s or more: the last of it is for saving"
+        raise ConfigError(found, wanted, key="--max-run")
     if bool(options.subnets) != bool(options.security_groups):
         raise ConfigError("one without the other", "both --subnet and --security-group", key="--subnet")
     if options.keep_alive_s and options.spot:
@@ -137,7 +141,10 @@ def _hyperparameters(options: JobOptions) -> dict[str, str]:
 
 
 def _environment(options: JobOptions) -> dict[str, str]:
-    own = {"KEEPSTEP_JOB_NAME": options.lineage, "KEEPSTEP_STORE": options.store}
+    own = {
+        "KEEPSTEP_JOB_NAME": options.lineage, "KEEPSTEP_STORE": options.store,
+        "KEEPSTEP_MAX_RUNTIME": f"{options.max_run_s}s",
+    }  # fmt: skip
     if options.policy is not None:
         own["KEEPSTEP_POLICY"] = options.policy
     return own | dict(options.environment)

@@ -113,6 +113,19 @@ def test_before_the_first_commit_nothing_is_garbage():
     assert len(set(store.list(""))) == 6
 
 
+def test_uploads_that_were_given_up_before_the_first_commit_go():
+    """As those of a job that commits nothing but its script's own files."""
+
+    class Begun(MemoryStore):
+        def discard_unfinished(self, prefix: str, before_unix: float) -> int:
+            seen.append((prefix, before_unix))
+            return 1
+
+    seen: list[tuple[str, float]] = []
+    assert sweep(Begun(lambda: NOW), "job", 1, Retention(1, grace_s=60.0), NOW) == Swept(0, 0, 1)
+    assert seen == [("job/", NOW - 60.0)]
+
+
 def test_a_stale_generation_sweeps_nothing():
     store = memory_store()
     for step in (10, 20):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.core.facts import Worker
 from keepstep.core.pace import STALL_RATIO_MAX, snapshot_every
 from keepstep.core.policy import Policy
 from keepstep.core.records import Member, Phase, Standing, StatusRecord
@@ -94,3 +95,34 @@ def test_where_a_step_s_time_is_unknown_a_hurt_job_keeps_its_cadence():
 def test_to_be_hurt_never_means_fewer_snapshots(current, cost, step_s, ago):
     hurt = every_when_hurt(current, cost, step_s, *sorted(ago, reverse=True))
     assert hurt.bit_count() == 1 and hurt <= max(current, every(current, cost))
+
+
+def every_timed(current: int, step_s: float, every: str, cost: float = 0.0, done: int = 9) -> int:
+    """Where the policy has a word on checkpoints, and steps take so long."""
+    turn = a_turn_with(Policy.model_validate({"checkpoint": {"every": every}}), cost)
+    turn.set(workers=(Worker("algo-1.0", 3, 0, 0.0, completed=done, step_s=step_s),))
+    return snapshot_every(turn, a_generation(snapshot_every=current))
+
+
+def test_a_checkpoint_that_is_due_by_the_clock_has_a_snapshot_to_be_made_of():
+    assert every_timed(8, 30.0, "2min") == 4
+    assert every_timed(8, 500.0, "2min") == 1
+    assert every_timed(8, 30.0, "2min", cost=0.9) == 4
+    assert every_timed(256, 1.0, "2min", cost=0.9) == 64
+    assert every_timed(8, 0.01, "2min") == 8
+
+
+def test_what_hardly_fits_in_is_left_as_it_is():
+    assert [every_timed(now, 1.85, "2min", cost=0.9) for now in (32, 64)] == [32, 64]
+    assert [every_timed(now, 1.4, "2min", cost=0.9) for now in (32, 64)] == [64, 64]
+    assert [every_timed(now, 1.9, "2min", cost=0.9) for now in (32, 64)] == [32, 32]
+
+
+def test_a_checkpoint_of_keepsteps_own_choice_does_not_wait_for_eight_long_steps():
+    assert every_timed(8, 4.0, "auto") == 2
+    assert every_timed(8, 4.0, "auto", cost=0.04) == 8, "what it costs is known by then"
+    assert every_timed(8, 4.0, "8 steps") == 8
+
+
+def test_a_first_step_that_is_traced_tells_nothing_of_the_others():
+    assert every_timed(8, 40.0, "2min", done=1) == 8

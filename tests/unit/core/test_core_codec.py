@@ -110,7 +110,7 @@ def test_words_that_are_kept_change_no_digest():
 
 
 def test_no_change_of_event_time_or_actions_escapes_the_digest():
-    stop, sweep = StopWorker("one.0"), SweepStore()
+    stop, sweep = StopWorker("one.0"), SweepStore(3)
     seen = [
         digest(),
         digest(event='{"kind":"timer_fired"}'),

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from keepstep.core import pace
 from keepstep.core.causes import FailureCause
+from keepstep.core.facts import Lease
 from keepstep.core.failures import Failure
 from keepstep.core.policy import Policy
-from keepstep.core.records import RequestRecord
+from keepstep.core.reasons import Reason
+from keepstep.core.records import LeaderRecord, RequestRecord
 from keepstep.core.state import Turn
 from keepstep.core.view import Seen
 from tests.unit.core.values import a_generation, a_turn
@@ -108,3 +110,36 @@ def test_an_unmeasured_save_is_tried():
 
 def test_without_an_interruption_nothing_is_too_late():
     assert pace.too_late(a_turn_after(1e6), a_generation()) == ""
+
+
+def a_leading_turn(policy: Policy | None = None) -> Turn:
+    turn = a_turn(policy)
+    turn.set(lease=Lease(7, turn.now + 5.0))
+    turn.set_cluster(leader=Seen(LeaderRecord("algo-1", "one", 7), 1))
+    assert turn.leads
+    return turn
+
+
+def told(turn: Turn) -> list[str]:
+    """What is told of the interval from now on."""
+    before = len(turn.notes)
+    pace.report(turn, a_generation())
+    return [note.detail for note in turn.notes[before:] if note.reason is Reason.CADENCE_CHANGED]
+
+
+def test_an_interval_of_keepstep_s_own_is_told_and_again_where_it_changes():
+    turn = a_leading_turn()
+    assert told(turn) == [], "nothing was measured yet"
+    pace.saved(turn, 2.0)
+    assert told(turn) == ["a checkpoint every 186 s, each takes 2.0 s"]
+    pace.saved(turn, 2.1)
+    assert told(turn) == []
+    for _ in range(5):
+        pace.saved(turn, 8.0)
+    assert told(turn) == ["a checkpoint every 372 s, each takes 8.0 s"]
+
+
+def test_the_policy_s_own_interval_is_no_news():
+    turn = a_leading_turn(Policy.model_validate({"checkpoint": {"every": "2min"}}))
+    pace.saved(turn, 2.0)
+    assert told(turn) == []

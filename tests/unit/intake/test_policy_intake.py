@@ -64,6 +64,7 @@ def test_a_preset_goes_before_a_file_of_its_name(tmp_path, monkeypatch):
         ("checkpoint.every=2min", lambda policy: policy.checkpoint.every == Cadence(seconds=120.0)),
         ("checkpoint.store=s3://bucket/a b", lambda policy: policy.checkpoint.store == "s3://bucket/a b"),
         ("checkpoint.store=/data/x: #1", lambda policy: policy.checkpoint.store == "/data/x: #1"),
+        ("interruption.max_runtime=1h", lambda policy: policy.interruption.max_runtime == 3600.0),
         ("restart.ceiling=7", lambda policy: policy.restart.ceiling == 7),
         ("restart.backoff.max=5min", lambda policy: policy.restart.backoff.max == 300.0),
         ("launch.python='3'", lambda policy: policy.launch.python == "3"),

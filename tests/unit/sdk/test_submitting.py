@@ -109,6 +109,7 @@ def test_a_later_job_of_the_same_name_finds_the_checkpoints_of_this_one(capsys):
     assert str(found["TrainingJobName"]).startswith("digits-20")
     assert found["Environment"] == {
         "KEEPSTEP_JOB_NAME": "digits", "KEEPSTEP_STORE": "s3://bucket/x/keepstep", "KEEPSTEP_POLICY": "default",
+        "KEEPSTEP_MAX_RUNTIME": "86400s",
     }  # fmt: skip
     assert "ContainerArguments" not in found["AlgorithmSpecification"]
 
@@ -162,6 +163,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "own hyperparameter": ([*LEAST, "--hyperparameter", "sagemaker_program=x"], "--hyperparameter: found sagemaker_"),
     "pair": ([*LEAST, "--env", "NAME"], "found 'NAME', wanted NAME=VALUE"),
     "time": ([*LEAST, "--max-run", "5"], "--max-run: found '5'"),
+    "short time": ([*LEAST, "--max-run", "1min"], "--max-run: found 60 s; wanted 300 s or more"),
     "count": ([*LEAST, "--retries", "31"], "RetryStrategy.MaximumRetryAttempts: 31 is more than 30"),
     "channel": ([*LEAST, "--input", "a b=s3://b/x"], "ChannelName: 'a b' does not match"),
     "channel's place": ([*LEAST, "--input", "train=/data"], "S3Uri: '/data' does not match"),

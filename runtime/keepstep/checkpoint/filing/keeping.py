@@ -152,14 +152,19 @@ def verify_files(store: ObjectStore, manifest: FilesManifest, told: Callable[[in
     return wrong
 
 
-def sweep_files(store: ObjectStore, job: str, keep_last: int, now_unix: float, grace_s: float = GRACE_S) -> Swept:
+def sweep_files(
+    store: ObjectStore, job: str, generation: int, keep_last: int, now_unix: float, grace_s: float = GRACE_S
+) -> Swept:
     """Delete all but the newest checkpoints of files: manifests first, then what only those named, then old garbage.
 
     Raises:
+        Fenced: their HEAD belongs to a newer generation.
         StoreError: the store's own.
     """
     line = files_line(job)
     head = read_head(store, line).head
+    if head is not None and head.generation > generation:
+        raise Fenced(f"HEAD of the files belongs to generation {head.generation}, this is {generation}")
     committed = None if head is None else parse_manifest_key(line, head.manifest)
     if committed is None:
         return Swept(0, 0, 0)

@@ -144,11 +144,23 @@ def test_sweeping_leaves_what_is_named(watched: Watched, root: Path) -> None:
         lay("many", root, rename=("-7", f"-{number + 10}"), at_s=2_000 + 10 * number)
         manifests.append(kept(store, watched.scan()[0]).manifest)
     store.put(f"{objects_prefix('job/files')}g1/s1/0123456789abcdef/0-left.keras", b"x")
-    swept = sweep_files(store, "job", 2, now_unix=1e12)
+    swept = sweep_files(store, "job", 9, 2, now_unix=1e12)
     assert (swept.manifests, swept.objects) == (2, 5)
-    assert sweep_files(store, "job", 2, now_unix=1e12).objects == 0
+    assert sweep_files(store, "job", 9, 2, now_unix=1e12).objects == 0
     left = set(store.list(objects_prefix("job/files")))
     assert left == {file.key for manifest in manifests[2:] for file in manifest.files()}
+
+
+def test_a_stale_generation_sweeps_nothing(watched: Watched, root: Path) -> None:
+    lay("many", root)
+    store = memory_store()
+    kept(store, watched.scan()[0])
+    lay("many", root, rename=("-7", "-8"), at_s=2_000)
+    kept(store, watched.scan()[0])
+    before = set(store.list(""))
+    with pytest.raises(Fenced, match="generation 1, this is 0"):
+        sweep_files(store, "job", 0, 1, now_unix=1e12)
+    assert set(store.list("")) == before
 
 
 def test_young_garbage_may_be_an_upload_under_way(watched: Watched, root: Path) -> None:
@@ -156,7 +168,7 @@ def test_young_garbage_may_be_an_upload_under_way(watched: Watched, root: Path) 
     store = memory_store()
     kept(store, watched.scan()[0])
     store.put(f"{objects_prefix('job/files')}g1/s1/0123456789abcdef/0-new.keras", b"x")
-    assert sweep_files(store, "job", 1, now_unix=0.0).objects == 0
+    assert sweep_files(store, "job", 9, 1, now_unix=0.0).objects == 0
 
 
 def test_a_manifest_that_can_not_be_read_keeps_all_objects(watched: Watched, root: Path) -> None:
@@ -164,7 +176,7 @@ def test_a_manifest_that_can_not_be_read_keeps_all_objects(watched: Watched, roo
     store = memory_store()
     kept(store, watched.scan()[0])
     store.put("job/files/manifests/1-9-r.json", b"{}")
-    assert sweep_files(store, "job", 1, now_unix=1e12).objects == 0
+    assert sweep_files(store, "job", 9, 1, now_unix=1e12).objects == 0
 
 
 @pytest.fixture
