@@ -123,6 +123,22 @@ def test_a_member_that_lost_its_data_is_known_to_the_others_as_one_that_has_serv
     asyncio.run(scenario())
 
 
+def test_the_member_that_is_named_leads(three):
+    async def scenario():
+        each = [EtcdMembers(Endpoints([endpoint])) for endpoint in three.endpoints]
+        standings = [await until_done(members.standing) for members in each]
+        numbers, (leader,) = [number for number, _ in standings], {leader for _, leader in standings}
+        heir = next(number for number in numbers if number != leader)
+        with pytest.raises(CoordinatorRefused):
+            await each[numbers.index(leader)].hand_over(1)  # nobody's
+        await each[numbers.index(leader)].hand_over(heir)
+        assert await each[numbers.index(heir)].standing() == (heir, heir)
+        for members in each:
+            await members.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_member_that_is_let_go_twice_is_a_request_that_is_refused(three):
     """The first answer may have been lost."""
 

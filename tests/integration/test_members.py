@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -47,15 +49,22 @@ class Init:
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[EtcdCluster]:
-    """Of which the third is lost; each host's members listen on two ports that follow each other."""
+    """Of which the third is to be lost; each host's members listen on two ports that follow each other."""
     cluster = EtcdCluster(tmp_path)
     for member in cluster.members:
         in_a_row(member)
     for member in cluster.members:
         member.others = tuple((each.name, each.spec.peer_url) for each in cluster.members if each is not member)
     with cluster:
-        cluster.members[2].kill()
         yield cluster
+
+
+@pytest.fixture
+def lost(three: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> EtcdCluster:
+    """The third member is gone, and its connections with it: nothing that was sent to it waits for room."""
+    monkeypatch.setattr(app, "_WRITES_END_S", 0.0)
+    three.members[2].kill()
+    return three
 
 
 @pytest.fixture
@@ -99,20 +108,20 @@ async def names(three: EtcdCluster) -> set[str]:
         await members.close()
 
 
-def test_a_member_counts_once_it_serves(three, agent, init):
+def test_a_member_counts_once_it_serves(lost, agent, init):
     async def scenario():
         part = agent(0)
         await part.start()
         assert init.started == 0  # it is none of the first hosts
         assert await part.join(LOST, SERVING) == ""
-        assert await names(three) == set(SERVING)
-        three.members[1].kill()  # a majority is left only if the new one serves
+        assert await names(lost) == set(SERVING)
+        lost.members[1].kill()  # a majority is left only if the new one serves
         assert await part.join(LOST, SERVING) == ""
 
     asyncio.run(scenario())
 
 
-def test_an_agent_that_is_started_again_goes_on_where_the_last_one_was(three, agent, init):
+def test_an_agent_that_is_started_again_goes_on_where_the_last_one_was(lost, agent, init):
     async def scenario():
         first = agent(0)
         await first.start()
@@ -120,13 +129,13 @@ def test_an_agent_that_is_started_again_goes_on_where_the_last_one_was(three, ag
         second = agent(1)
         await second.start()
         assert await second.join(LOST, SERVING) == ""
-        assert await names(three) == set(SERVING)
+        assert await names(lost) == set(SERVING)
         assert init.started == 1
 
     asyncio.run(scenario())
 
 
-def test_a_member_that_stays_away_joins_anew(three, agent, init, tmp_path, monkeypatch):
+def test_a_member_that_stays_away_joins_anew(lost, agent, init, tmp_path, monkeypatch):
     async def scenario():
         part = agent(0)
         await part.start()
@@ -136,7 +145,57 @@ def test_a_member_that_stays_away_joins_anew(three, agent, init, tmp_path, monke
         monkeypatch.setattr(app, "_DEATHS_MAX", 0)
         part.exited(1)
         assert await part.join(LOST, SERVING) == ""
-        assert await names(three) == set(SERVING)
+        assert await names(lost) == set(SERVING)
         assert init.started == 2
 
     asyncio.run(scenario())
+
+
+def test_etcd_answers_while_a_host_that_vanished_is_replaced(three, agent, init):
+    """The leader has more to send to it than there is room for."""
+
+    async def scenario():
+        part = agent(0)
+        await part.start()
+        leader = await one_that_leads(three)
+        if leader is three.members[2]:
+            await hand_over(three)
+            leader = await one_that_leads(three)
+        client = EtcdCoordinator([leader.endpoint], timeout_s=2.0)
+        os.kill(three.members[2].pid, signal.SIGSTOP)
+        while "stream Message" not in lost_streams(leader):  # until it is missed, etcd does not let it go
+            await client.put("/keepstep/small", "1")
+            await asyncio.sleep(0.05)
+        for _ in range(40):
+            await client.put("/keepstep/large", "1" * 200_000)
+        joining = asyncio.create_task(part.join(LOST, SERVING))
+        while not joining.done():
+            await client.put("/keepstep/small", "1")  # raises where it is not answered
+            await asyncio.sleep(0.05)
+        assert await joining == ""
+        assert await names(three) == set(SERVING)
+        await client.close()
+
+    asyncio.run(scenario())
+
+
+async def one_that_leads(three: EtcdCluster) -> EtcdServer:
+    for member in three.members:
+        asked = EtcdMembers(Endpoints([member.endpoint]))
+        number, leader = await asked.standing()
+        await asked.close()
+        if number == leader:
+            return member
+    raise AssertionError("none leads")
+
+
+async def hand_over(three: EtcdCluster) -> None:
+    """Have the first member lead in place of the third."""
+    first, third = (EtcdMembers(Endpoints([three.members[index].endpoint])) for index in (0, 2))
+    await third.hand_over((await first.standing())[0])
+    await first.close()
+    await third.close()
+
+
+def lost_streams(member: EtcdServer) -> str:
+    return "".join(line for line in member.log_path.read_text().splitlines() if "lost TCP streaming" in line)

@@ -95,6 +95,10 @@ class Life:
         path = self.folder / "log.txt"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def etcd_log(self) -> str:
+        path = self.folder / "scratch" / "etcd.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
 
 class ManyHosts:
     """A job on hosts of their own: start them, do harm to them and to what joins them, read what came of it.
@@ -370,8 +374,10 @@ class ManyHosts:
         return path.read_text() if path.exists() else None
 
     def told(self) -> str:
-        """The ends of what the hosts have printed."""
-        return "\n".join(f"---- {life.host}, life {life.number}\n{life.log()[-4000:]}" for life in self.lives)
+        """The ends of what the hosts have printed, and of what their etcd has."""
+        lives = [(f"{life.host}, life {life.number}", life) for life in self.lives]
+        etcd = [f"---- etcd of {name}\n{life.etcd_log()[-2000:]}" for name, life in lives if life.etcd_log()]
+        return "\n".join([*(f"---- {name}\n{life.log()[-4000:]}" for name, life in lives), *etcd])
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable, TlsFiles
 
 _NAME_S, _NAME_TOLD_S = 900.0, 10.0
 _ASK_S, _JOIN_S, _JOIN_AGAIN_S, _SERVES_AGAIN_S = 1.0, 30.0, 1.0, 0.2
+_WRITES_END_S = 5.5  # etcd gives a message to another member 5 s to be written, and closes the connection then
 _NOTHING = "/keepstep/.nothing/"
 _DEATHS_MAX, _DEATHS_WITHIN_S, _REST_S = 5, 120.0, 0.5
 
@@ -227,10 +228,11 @@ class Members:
         """
         members = EtcdMembers(Endpoints(self._site.urls(others), self._site.tls))
         own, gone = self._site.spec(self._site.job.host), self._site.spec(leaving)
-        until = monotonic() + _JOIN_S
+        until, leads = monotonic() + _JOIN_S, leaving == own.name
         try:
             while True:
                 try:
+                    leads = leads or await self._let_lead(others)
                     found = await members.found()
                     waiting = [m for m in found if own.peer_url in m.peer_urls and not m.has_started and not m.name]
                     if waiting:
@@ -247,6 +249,33 @@ class Members:
                 await sleep(_JOIN_AGAIN_S)
         finally:
             await members.close()
+
+    async def _let_lead(self, others: Sequence[str]) -> bool:
+        """Have another one lead that has next to nothing to send to a lost member, and wait for what is being sent.
+
+        etcd lets a member go once no message to it is being written. The leader's may wait for room where a host has
+        vanished, and with the leader all of etcd would wait, for longer than leases last.
+
+        Raises:
+            CoordinatorUnavailable: none leads, or there is no other one.
+        """
+        asked = [EtcdMembers(Endpoints(self._site.urls([host]), self._site.tls), _ASK_S) for host in others]
+        here: dict[int, EtcdMembers] = {}
+        leader = 0
+        try:
+            for members in asked:
+                with contextlib.suppress(CoordinatorUnavailable, CoordinatorRefused):
+                    number, followed = await members.standing()
+                    here[number], leader = members, followed or leader
+            heir = next((number for number in here if number != leader), None)
+            if leader not in here or heir is None:
+                raise CoordinatorUnavailable(f"of {', '.join(others)} {len(here)} answer, and none of them can lead")
+            await here[leader].hand_over(heir)
+        finally:
+            for members in asked:
+                await members.close()
+        await sleep(_WRITES_END_S)
+        return True
 
     async def _serves(self) -> bool:
         """Wait until the member of this host answers what takes a majority, for a bounded time."""

@@ -45,6 +45,15 @@ class EtcdMembers:
             for raw in answer.get("members", ())
         ]
 
+    async def standing(self) -> tuple[int, int]:
+        """The numbers of the member that answers and of the one that it follows, 0 where it knows none."""
+        answer = await self._ask(Request("/maintenance/status", {}, repeatable=True))
+        return int(answer["header"]["member_id"]), int(answer.get("leader", 0))
+
+    async def hand_over(self, member_id: int) -> None:
+        """Have that member lead; to be asked of the one that leads now."""
+        await self._ask(Request("/maintenance/transfer-leadership", {"targetID": str(member_id)}, repeatable=False))
+
     async def add(self, peer_url: str) -> None:
         """Take in a member that will be reached at `peer_url`; it is to be started next."""
         await self._ask(Request("/cluster/member/add", {"peerURLs": [peer_url]}, repeatable=False))
