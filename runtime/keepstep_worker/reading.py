@@ -11,6 +11,7 @@ from keepstep_worker.slab import Reader, Write, fill
 from keepstep_worker.streaming import Source
 
 _LARGE_BYTES = 64 << 10
+_READ_MAX = 128
 
 
 def write(component: Any, target: memoryview) -> None:
@@ -19,10 +20,8 @@ def write(component: Any, target: memoryview) -> None:
 
 
 def _read_all(components: Sequence[Any]) -> Iterator[Source]:
-    values = _values_of(components)
-    values.reverse()
-    while values:  # none is kept: a variable that somebody reads is copied by TensorFlow when it changes
-        yield _source_of(values.pop())
+    for at in range(0, len(components), _READ_MAX):  # what is there is copied while more are read
+        yield from map(_source_of, _values_of(components[at : at + _READ_MAX]))
 
 
 def _hold_all(components: Sequence[Any]) -> list[Write] | None:

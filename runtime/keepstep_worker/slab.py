@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 from keepstep_worker.shares import in_shares, shares_of
-from keepstep_worker.streaming import Source, copy_all
+from keepstep_worker.streaming import Copying, Source
 
 REPLICATED = "replicated/"
 LOCAL = "local/"
@@ -109,7 +109,7 @@ def _by_reader(tensors: Iterable[Tensor]) -> list[tuple[Reader | None, list[Tens
 
 
 def _contents_of(tensors: Iterable[Tensor]) -> Iterator[tuple[str, Write | Source]]:
-    """The key of each tensor with its bytes, which are had when they are asked for, or with what writes them."""
+    """The key of each tensor with its bytes, or with what writes them."""
     for reader, alike in _by_reader(tensors):
         if reader is None:
             yield from ((tensor.key, tensor.write) for tensor in alike)
@@ -222,23 +222,20 @@ class Writer:
         if not self._has_header:
             self._whole[: len(self._header)] = self._header
             self._has_header = True
-        contents = _contents_of(tensors)
+        others: list[tuple[Write, memoryview]] = []
+        with Copying([target.nbytes for target in self._targets.values()], alone) as copying:
+            for key, content in _contents_of(tensors):
+                target = self._targets[key]
+                if not isinstance(content, Source):
+                    others.append((content, target))
+                elif content.size_bytes != target.nbytes:
+                    raise SlabError(f"{key!r} has {content.size_bytes} bytes, its place {target.nbytes}")
+                else:
+                    copying.give(self._address + self._begins[key], content)
         if alone:
-            self._write(contents)
+            _write_each(others)
         else:
-            in_shares(shares_of(contents, lambda each: self._targets[each[0]].nbytes), self._write)
-
-    def _write(self, contents: Iterable[tuple[str, Write | Source]]) -> None:
-        blocks = []
-        for key, content in contents:
-            target = self._targets[key]
-            if not isinstance(content, Source):
-                content(target)
-            elif content.size_bytes != target.nbytes:
-                raise SlabError(f"{key!r} has {content.size_bytes} bytes, its place {target.nbytes}")
-            else:
-                blocks.append((self._address + self._begins[key], content))
-        copy_all(blocks)
+            in_shares(shares_of(others, lambda other: other[1].nbytes), _write_each)
 
     def populate(self, go_on: Callable[[], bool]) -> None:
         """Map all pages in, so that the first copy meets no page fault. Other threads run on meanwhile.
@@ -259,6 +256,11 @@ class Writer:
             target.release()
         self._whole.release()
         self._memory.close()
+
+
+def _write_each(others: Iterable[tuple[Write, memoryview]]) -> None:
+    for write, target in others:
+        write(target)
 
 
 def parse(data: Any, length_bytes: int) -> tuple[dict[str, Place], dict[str, str]]:

@@ -27,6 +27,15 @@ def copied(size: int, to: int, from_: int) -> bool:
     return target == expected
 
 
+def are_copied_together(sizes: list[int]) -> bool:
+    """Blocks that several threads share, the large ones among them too."""
+    sources, targets = [bytearray(os.urandom(size)) for size in sizes], [bytearray(size) for size in sizes]
+    with streaming.Copying(sizes) as copying:
+        for source, target in zip(sources, targets, strict=True):
+            copying.give(source_of(target).address, source_of(source))
+    return sources == targets
+
+
 def refuses(target: memoryview) -> bool:
     try:
         streaming.copy(target, source_of(bytearray(8)))
@@ -42,7 +51,9 @@ def main() -> None:
         wrong = [(size, at) for size in range(1, 300) for at in range(0, 64, 7) if not copied(size, at, 63 - at)]
         wrong += [(size, at) for size in (1 << 20, (3 << 20) + 77) for at in (0, 1, 63) if not copied(size, at, at)]
         refused = refuses(memoryview(bytearray(9))) and refuses(memoryview(bytes(8)))
-        print(json.dumps({"compiled": function is not None, "wrong": wrong, "refused": refused}))
+        together = are_copied_together([1, 70_000, (9 << 20) + 13, *range(2, 400)])
+        found = {"compiled": function is not None, "wrong": wrong, "refused": refused, "together": together}
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

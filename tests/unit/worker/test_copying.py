@@ -16,7 +16,7 @@ from keepstep_worker.streaming import Source
 
 @pytest.fixture(autouse=True)
 def small_shares(monkeypatch):
-    monkeypatch.setattr(shares, "_SHARE_BYTES", 100)
+    monkeypatch.setattr(shares, "SHARE_BYTES", 100)
     monkeypatch.setattr(shares, "_threads", lambda: 4)
 
 
