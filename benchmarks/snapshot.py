@@ -20,8 +20,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 JOB = ROOT / "benchmarks" / "snapshot_job.py"
 MODES = ("memcpy", "keepstep", "sync", "async")
-EVERY, DRAGGED = 30, 20
+EVERY, DRAGGED = 60, 20
 """Steps from one saving to the next, and those after it that are looked at."""
+SAVINGS_BYTES = 12_800_000_000
+"""Of a process that saves all in all, so that small states, whose cost is harder to tell, are saved more often."""
 FIRST = 3
 """Savings that are left out: memory is had for the first time."""
 STALL_RATIO_MAX, COST_RATIO_MAX = 1.5, 0.1
@@ -51,13 +53,17 @@ def play(mode: str, size_bytes: int, savings: int, options: argparse.Namespace) 
 
 
 def costs(found: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """Of each saving that counts: the seconds it took, and what it and the steps after it took above the usual."""
+    """Of each saving that counts: the seconds it took, and what it and the steps after it took above the usual.
+
+    The usual step is that of the quiet ones before and after it: on machines that share a processor it changes within
+    seconds, and by 21 times as much as it is wrong a cost is.
+    """
     steps = [each / 1e9 for each in found["steps_ns"]]
-    quiet = [step for at, step in enumerate(steps, 1) if at % EVERY > DRAGGED]
-    usual = statistics.median(quiet)
-    stalls = [each / 1e9 for each in found["savings_ns"]][FIRST:]
-    begins = range(EVERY * (FIRST + 1) - 1, len(steps) - DRAGGED, EVERY)
-    return stalls, [sum(steps[at : at + DRAGGED + 1]) - (DRAGGED + 1) * usual for at in begins]
+    wholes = []
+    for at in range(EVERY * (FIRST + 1) - 1, len(steps) - EVERY + 1, EVERY):
+        quiet = steps[at - EVERY + DRAGGED + 1 : at] + steps[at + DRAGGED + 1 : at + EVERY]
+        wholes.append(sum(steps[at : at + DRAGGED + 1]) - (DRAGGED + 1) * statistics.median(quiet))
+    return [each / 1e9 for each in found["savings_ns"]][FIRST : FIRST + len(wholes)], wholes
 
 
 def measure(size_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -68,7 +74,7 @@ def measure(size_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
     skipped = 0
     for _ in range(options.rounds):
         for mode in MODES:
-            found = play(mode, size_bytes, options.savings + FIRST, options)
+            found = play(mode, size_bytes, max(4, SAVINGS_BYTES // size_bytes) + FIRST, options)
             skipped += found.get("skipped", 0)
             for kept, each in zip((stalls[mode], wholes[mode]), costs(found), strict=True):
                 kept += each
@@ -99,7 +105,6 @@ def main() -> int:
     parser.add_argument("--python", type=Path, required=True, help="a Python that has TensorFlow")
     parser.add_argument("--bytes", type=int, nargs="+", default=[800_000_000, 4_000_000_000])
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--savings", type=int, default=4)
     parser.add_argument("--folder", type=Path, default=ROOT / "build", help="where TensorFlow's own modes write")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
