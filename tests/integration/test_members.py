@@ -162,8 +162,9 @@ def test_etcd_answers_while_a_host_that_vanished_is_replaced(three, agent, init)
             await hand_over(three)
             leader = await one_that_leads(three)
         client = EtcdCoordinator([leader.endpoint], timeout_s=2.0)
+        before = leader.log_path.read_text()
         os.kill(three.members[2].pid, signal.SIGSTOP)
-        while "stream Message" not in lost_streams(leader):  # until it is missed, etcd does not let it go
+        while not misses(leader, before):  # until then etcd does not let it go
             await client.put("/keepstep/small", "1")
             await asyncio.sleep(0.05)
         for _ in range(40):
@@ -197,5 +198,7 @@ async def hand_over(three: EtcdCluster) -> None:
     await third.close()
 
 
-def lost_streams(member: EtcdServer) -> str:
-    return "".join(line for line in member.log_path.read_text().splitlines() if "lost TCP streaming" in line)
+def misses(member: EtcdServer, before: str) -> bool:
+    """Whether it has lost what another member told it, since its log was so."""
+    told = member.log_path.read_text().removeprefix(before).splitlines()
+    return any("lost TCP streaming" in line and "stream Message" in line for line in told)

@@ -228,7 +228,8 @@ class Members:
         """
         members = EtcdMembers(Endpoints(self._site.urls(others), self._site.tls))
         own, gone = self._site.spec(self._site.job.host), self._site.spec(leaving)
-        until, leads = monotonic() + _JOIN_S, leaving == own.name
+        until = monotonic() + _JOIN_S
+        leads = leaving == own.name  # who is back itself has refused the connections of before: nothing waits in them
         try:
             while True:
                 try:
