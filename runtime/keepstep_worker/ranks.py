@@ -121,9 +121,13 @@ class Host:
         self._failed: asyncio.Future[_Rank] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
-    async def run(self, command: list[str]) -> Ended:
-        """Start what starts the ranks; return how this host's part of the world ended."""
-        environment = {k: v for k, v in os.environ.items() if k not in identity.DESCRIPTOR_VARIABLES}
+    async def run(self, command: list[str], **more: str) -> Ended:
+        """Start what starts the ranks; return how this host's part of the world ended.
+
+        Args:
+            more: variables for it.
+        """
+        environment = {k: v for k, v in os.environ.items() if k not in identity.DESCRIPTOR_VARIABLES} | more
         for number in _PASSED_ON:
             asyncio.get_running_loop().add_signal_handler(number, self._pass_on, number)
         # in a group of its own: a signal for the script is none for mpirun, which would end all ranks
@@ -265,7 +269,7 @@ def follow() -> NoReturn:
     async def run() -> Ended:
         host = Host(leads=False)
         request = await launcher.wait_for_request()
-        ended = await host.run(["/bin/sh", "-c", request.command])
+        ended = await host.run(["/bin/sh", "-c", request.command], **launcher.session())
         await request.tell(ended.exit_code if ended.exit_code is not None else 128 + (ended.signal or 0))
         return ended
 

@@ -83,6 +83,9 @@ def test_each_rank_sees_its_own_host_and_the_whole_world(quiet: tuple[int, Local
     ], run.told()
     assert {each["size"] for each in found} == {2 * count}
     assert {each["SM_HOSTS"] for each in found} == {'["algo-1","algo-2"]'}
+    for each in found:  # two orted that share a folder crash each other
+        scratch = run.folder / "hosts" / each["SM_CURRENT_HOST"] / "scratch"
+        assert scratch in Path(each["PMIX_SERVER_TMPDIR"]).parents, each
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,11 @@ class Places:
         """Where this host's certificate and key lie, if it has any."""
         return self.scratch.absolute() / TLS_FOLDER
 
+    @property
+    def sessions(self) -> Path:
+        """Where what mpirun has run on this host keeps its files."""
+        return self.scratch.absolute() / "mpi"
+
 
 def write_failure(path: Path, text: str) -> None:
     """Write a failure file, cut to what the platform shows; a hint behind a long message is kept.

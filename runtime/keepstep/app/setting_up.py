@@ -126,7 +126,7 @@ def read_setup(options: TrainOptions, environ: dict[str, str], boot: int) -> Set
         scratch, contract.paths.output_data / "keepstep" / host, contract.code_dir, contract.paths.failure_file
     )
     if job.mpi is not None:
-        environment["KEEPSTEP_TLS"] = str(places.tls)
+        environment |= {"KEEPSTEP_TLS": str(places.tls), "KEEPSTEP_SESSIONS": str(places.sessions)}
     return Setup(options, contract, policy, job, store, environment, places)
 
 

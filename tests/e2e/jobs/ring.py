@@ -41,7 +41,7 @@ if options.slow < 0:
 hvd.init()
 run = keepstep.join()
 assert (run.rank, run.world_size) == (hvd.rank(), hvd.size()), (run.rank, run.world_size, hvd.rank(), hvd.size())
-shown = {name: os.environ.get(name) for name in ("SM_CURRENT_HOST", "SM_HOSTS", "STARTED_BY")}
+shown = {name: os.environ.get(name) for name in ("SM_CURRENT_HOST", "SM_HOSTS", "STARTED_BY", "PMIX_SERVER_TMPDIR")}
 folder = options.out / "ranks"
 folder.mkdir(parents=True, exist_ok=True)
 told = {"local": hvd.local_rank(), "size": hvd.size(), "pid": os.getpid(), **shown}

@@ -39,6 +39,7 @@ class Pair:
 
     def __init__(self, folder: Path) -> None:
         self.tls, self.port, self.agent = certificates(folder / "tls"), free_port(), FakeAgent()
+        self.sessions = {host: folder / "mpi" / host for host in ("algo-1", "algo-2")}
         endpoint = self.agent.connect()
         given = self.agent.environment(endpoint)
         own = {
@@ -46,6 +47,7 @@ class Pair:
             "KEEPSTEP_HOST": "algo-2",
             "KEEPSTEP_LISTEN": f"127.0.0.1:{self.port}",
             "KEEPSTEP_TLS": str(self.tls),
+            "KEEPSTEP_SESSIONS": str(self.sessions["algo-2"]),
         }
         fds = (self.agent.wire_fd, endpoint.fileno())
         self.waits = subprocess.Popen(
@@ -60,6 +62,7 @@ class Pair:
             "KEEPSTEP_GENERATION": str(self.agent.generation),
             "KEEPSTEP_PLACES": f"algo-1=127.0.0.1:1 algo-2=127.0.0.1:{self.port}",
             "KEEPSTEP_TLS": str(self.tls),
+            "KEEPSTEP_SESSIONS": str(self.sessions["algo-1"]),
             "KEEPSTEP_REGISTER_S": str(DEADLINE_S),
             **changed,
         }
@@ -101,6 +104,17 @@ def test_a_command_runs_on_the_other_host_and_its_end_is_told(pair: Pair, comman
 def test_on_this_very_host_it_is_run_here(pair: Pair) -> None:
     asked = pair.ask("echo here; exit 5", host="algo-1")
     assert (asked.stdout, asked.returncode) == (b"here\n", 5)
+
+
+def test_each_host_keeps_its_sessions_in_a_folder_of_its_own_and_clears_it_first(pair: Pair) -> None:
+    for folder in pair.sessions.values():
+        folder.mkdir(parents=True)
+        (folder / "hwloc.sm").touch()
+    show = "echo $OMPI_MCA_orte_tmpdir_base; ls $OMPI_MCA_orte_tmpdir_base"
+    assert pair.ask(show, host="algo-1").stdout.decode() == f"{pair.sessions['algo-1']}\n"
+    assert (pair.sessions["algo-2"] / "hwloc.sm").exists()
+    pair.ask(show)
+    assert pair.waits.communicate(timeout=DEADLINE_S)[0].decode() == f"{pair.sessions['algo-2']}\n"
 
 
 @pytest.mark.parametrize(
