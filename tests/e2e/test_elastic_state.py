@@ -6,7 +6,8 @@ import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,29 +50,47 @@ class World:
 
     def train(self, *arguments: str, full_world: int = 0, batch: str = "keep_global") -> list[Any]:
         """Run the job to its end; what its ranks wrote."""
-        workers, outs = [], [self._folder / f"{rank}.json" for rank in range(len(self.agents))]
-        configs = tf_configs(len(self.agents))
-        for rank, (agent, out) in enumerate(zip(self.agents, outs, strict=True)):
+        with self._running(arguments, {"FULL_WORLD": full_world or len(self.agents), "BATCH": batch}) as workers:
+            codes = [worker.wait(DEADLINE_S) for worker in workers]
+        assert codes == [0] * len(workers), self._printed()
+        return [json.loads(self._out(rank).read_text()) for rank in range(len(workers))]
+
+    def drain(self, step: int, *arguments: str) -> None:
+        """Run the job until all ranks have sealed a step: of steps that just pass, a quick rank may seal only some."""
+        self._orders |= {"hold": 1, "drain_step": step}
+        with self._running(arguments, {}) as workers:
+            give_up = time.monotonic() + DEADLINE_S
+            while not all(agent.of("drained") for agent in self.agents):
+                assert not any(worker.poll() for worker in workers), self._printed()
+                assert time.monotonic() < give_up, self._printed()
+                time.sleep(0.01)
+
+    @contextlib.contextmanager
+    def _running(self, arguments: Sequence[str], told: dict[str, Any]) -> Iterator[list[subprocess.Popen[bytes]]]:
+        workers, configs = [], tf_configs(len(self.agents))
+        for rank, agent in enumerate(self.agents):
             endpoint = agent.connect(**self._orders)
-            told = {"RANK": rank, "WORLD_SIZE": len(outs), "FULL_WORLD": full_world or len(outs), "BATCH": batch}
-            more = {f"KEEPSTEP_{name}": str(value) for name, value in told.items()}
+            own = {"RANK": rank, "WORLD_SIZE": len(self.agents), "FULL_WORLD": len(self.agents), **told}
+            more = {f"KEEPSTEP_{name}": str(value) for name, value in own.items()}
             more |= {"PYTHONPATH": str(ROOT / "runtime"), "TF_CPP_MIN_LOG_LEVEL": "2"}
-            if len(outs) > 1:
+            if len(self.agents) > 1:
                 more["TF_CONFIG"] = configs[rank]
             with (self._folder / f"{rank}.log").open("wb") as log:
-                command = [PYTHON, "-m", "keepstep_worker", str(JOB), *arguments[:2], str(out), *arguments[2:]]
+                words = [*arguments[:2], str(self._out(rank)), *arguments[2:]]
+                command = [PYTHON, "-m", "keepstep_worker", str(JOB), *words]
                 environment = {**os.environ, **agent.environment(endpoint, **more)}
                 fds = (agent.wire_fd, endpoint.fileno())
                 workers.append(subprocess.Popen(command, env=environment, pass_fds=fds, stdout=log, stderr=log))
             endpoint.close()
         try:
-            codes = [worker.wait(DEADLINE_S) for worker in workers]
+            yield workers
         finally:
             for worker in workers:
                 worker.kill()
                 worker.wait()
-        assert codes == [0] * len(outs), "".join(self.printed(rank) for rank in range(len(outs)))
-        return [json.loads(out.read_text()) for out in outs]
+
+    def _out(self, rank: int) -> Path:
+        return self._folder / f"{rank}.json"
 
     def store(self, step: int) -> tuple[MemoryStore, Manifest]:
         """Upload what the ranks have sealed for a step."""
@@ -86,6 +105,9 @@ class World:
 
     def printed(self, rank: int) -> str:
         return (self._folder / f"{rank}.log").read_text(errors="replace")[-3000:]
+
+    def _printed(self) -> str:
+        return "".join(self.printed(rank) for rank in range(len(self.agents)))
 
     def close(self) -> None:
         for agent in self.agents:
@@ -158,9 +180,8 @@ def test_a_ranks_part_of_the_batch_can_be_kept(world: Any) -> None:
     ],
 )
 def test_a_fit_goes_on_in_a_smaller_world_after_the_same_samples(world: Any, batch: str, seen: list[Any]) -> None:
-    both = world(2)
-    both.train("fit", "1", batch)
-    step = 4 if batch == "12" else 2
+    both, step = world(2), 4 if batch == "12" else 2
+    both.drain(step, "fit", "1", batch)
     alone = world(1)
     alone.restore(*both.store(step))
     (result,) = alone.train("fit", "2", batch)
@@ -170,7 +191,7 @@ def test_a_fit_goes_on_in_a_smaller_world_after_the_same_samples(world: Any, bat
 
 def test_a_fit_goes_on_in_a_larger_world_with_the_mean_of_what_is_local(world: Any) -> None:
     alone = world(1)
-    alone.train("fit", "1", "12+")
+    alone.drain(5, "fit", "1", "12+")
     both = world(2)
     both.restore(*alone.store(5))  # in the middle of a larger batch, which is trained again
     results = both.train("fit", "2", "12+")
