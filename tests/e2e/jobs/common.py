@@ -1,6 +1,6 @@
 """What the training scripts share: Keras, data, model, and its variables at the end. `--legacy` makes it tf_keras.
 
-With `--gate STEP:FILE` no step after that one is made until that file is there.
+With `--gate STEP:FILE` no step after that one is made until that file is there; there may be several.
 """
 
 from __future__ import annotations
@@ -84,28 +84,26 @@ def read_record(record: bytes) -> tuple[Any, Any]:
     return np.frombuffer(record, "float32", FEATURES), np.frombuffer(record, "int32", 1, 4 * FEATURES)[0]
 
 
-def gate() -> tuple[int, Path] | None:
-    """After which step to wait for which file; None where there is no --gate STEP:FILE."""
+def gates() -> dict[int, Path]:
+    """After which steps to wait for which files: of each --gate STEP:FILE."""
     words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    words.add_argument("--gate")  # in one word, as tests write it, or in two, as a platform's hyperparameters are given
-    text = words.parse_known_args()[0].gate
-    if text is None:
-        return None
-    at, _, path = text.partition(":")
-    return int(at), Path(path)
+    # in one word, as tests write it, or in two, as a platform's hyperparameters are given
+    words.add_argument("--gate", action="append", default=[])
+    texts = [text.partition(":") for text in words.parse_known_args()[0].gate]
+    return {int(at): Path(path) for at, _, path in texts}
 
 
 def pass_gate(step: int) -> None:
     """Wait, where there is a --gate STEP:FILE, after that step until the file is there."""
-    found = gate()
-    while found is not None and step == found[0] and not found[1].exists():
+    path = gates().get(step)
+    while path is not None and not path.exists():
         time.sleep(0.02)
 
 
 def dawdle(pause_s: float) -> None:
-    """Take so long more for a step; nobody who waits for anything is left once the gate's file is there."""
-    found = gate()
-    if found is None or not found[1].exists():
+    """Take so long more for a step; nobody who waits for anything is left once the gates' files are there."""
+    paths = gates().values()
+    if not paths or not all(path.exists() for path in paths):
         time.sleep(pause_s)
 
 
