@@ -20,7 +20,7 @@ from keepstep.adapters.peers.server import CONNECTIONS_MAX, GIVEN_BYTES
 from keepstep.ports import PeerAway, PeerLacks, TlsFiles, Wanted
 from tests.support.etcd import make_tls
 from tests.support.giving import SLAB, STEP, giving, refusal
-from tests.support.slabs import memory_file
+from tests.support.slabs import held, memory_file
 
 pytestmark = pytest.mark.integration
 
@@ -131,19 +131,14 @@ def test_a_slab_that_is_written_anew_while_it_is_read_ends_the_answer_short(tls)
 
 
 def test_the_memory_of_a_slab_that_is_gone_is_let_go(seals):
-    def held() -> int:
-        links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
-        return sum(os.path.exists(link) and os.stat(link).st_ino == inode for link in links)
-
     shelf, fd = Shelf(lambda: seals), memory_file(b"slab")
-    inode = os.fstat(fd).st_ino
     try:
         assert shelf.put(SLAB, fd, STEP, "d", Region(0, 4)) and shelf.put(SLAB, fd, STEP, "d", Region(0, 4))
         shelf.prune()
-        assert held() == 2
+        assert held(fd) == 2
         seals.clear()
         shelf.prune()
-        assert held() == 1
+        assert held(fd) == 1
         assert not shelf.put(SLAB, fd, STEP, "d", Region(0, 4))
     finally:
         os.close(fd)

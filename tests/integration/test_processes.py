@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -355,7 +357,9 @@ def test_a_worker_gets_what_its_spec_says_and_no_more(output, tmp_path):
     assert output.path.read_text() == f"{PREFIX}b'sealed' False {tmp_path} this True {score} True b''\n"
 
 
-def test_what_can_not_be_started_leaves_no_descriptor_and_no_thread(output):
+def left_behind(path: Path) -> tuple[tuple[list[str], int], ...]:
+    """This process's descriptors and its number of threads, after a first and a second turn of the same."""
+
     async def body(workers: Workers) -> None:
         for _ in range(3):
             with pytest.raises(FileNotFoundError):
@@ -370,10 +374,19 @@ def test_what_can_not_be_started_leaves_no_descriptor_and_no_thread(output):
             workers.python("print(1)", worker_id=f"again-{turn}")
             await workers.ends(2 + turn)
 
-    play(body, output.fileno())
-    before = sorted(os.listdir("/proc/self/fd")), threading.active_count()
-    play(body, output.fileno())
-    assert (sorted(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    found = []
+    with path.open("w+b") as file:
+        for _ in range(2):
+            play(body, file.fileno())
+            found.append((sorted(os.listdir("/proc/self/fd")), threading.active_count()))
+    return tuple(found)
+
+
+def test_what_can_not_be_started_leaves_no_descriptor_and_no_thread(tmp_path):
+    # In a process of its own: what earlier tests opened in this one may be closed at any time.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        first, second = pool.submit(left_behind, tmp_path / "output").result()
+    assert second == first
 
 
 def test_close_stops_all_that_run(output):
