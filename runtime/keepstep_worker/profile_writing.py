@@ -8,18 +8,29 @@ off without a look at them. On GPUs, of which a copy of a process can not be ask
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
 import resource
 import signal
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-WRITES_S = 30
-"""A copy that takes longer has met a lock that another thread had held."""
+WRITES_S = 120
+"""No copy lasts longer, whatever has become of this process: nobody waits for what it writes any more."""
+STUCK_S = 10.0
+"""A copy that got no processor for so long waits for a lock that another thread had held when it was made.
+
+How long one writes says nothing: the worker that is asked for a profile may be the one that is short of processor time.
+"""
+WAITS_S = 30.0
+"""So long the end of the training waits for a copy that is at work."""
+_LOOK_EVERY_S = 0.05
 _SAID_BYTES_MAX = 500
+_CLOCK_OF_A_PROCESS = 2  # as clock_getcpuclockid(3) makes it of a process: what its threads have worked
 _LIBRARY, _SWITCH, _OFF = "libtensorflow_framework.so.2", "_ZN3tsl8profiler8internal13g_trace_levelE", -1
 
 
@@ -58,7 +69,7 @@ class Writer:
     """A copy of this process that writes a profile down, and ends.
 
     Attributes:
-        died: it was ended by TensorFlow's mistake: to try once more may help.
+        died: it was ended by TensorFlow's mistake, or met a lock: to try once more may help.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -68,6 +79,8 @@ class Writer:
             OSError: there is no room for a copy.
         """
         self.died = False
+        self._worked_ns, self._worked_at_ns = -1, 0
+        self._given_up = ""
         self._said, said = os.pipe()
         os.set_blocking(self._said, False)  # another process that was copied just now may have it open, too
         try:
@@ -83,20 +96,50 @@ class Writer:
             os.close(said)
 
     def ended(self, wait: bool = False) -> str | None:
-        """Why nothing was written, empty where it was; None while it writes. Not to be asked again then."""
-        try:
-            pid, status = os.waitpid(self._pid, 0 if wait else os.WNOHANG)
-        except ChildProcessError:  # the script has children waited for by itself: what was said and is there will show
-            pid, status = self._pid, 0
-        if not pid:
-            return None
+        """Why nothing was written, empty where it was; None while it writes. Not to be asked again then.
+
+        Args: wait: for its end; what is not written down then within `WAITS_S` will not be.
+        """
+        give_up_ns = time.monotonic_ns() + int(WAITS_S * 1e9)
+        while True:
+            try:
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+            except ChildProcessError:  # the script waits for children by itself: what was said and is there will show
+                pid, status = self._pid, 0
+            if pid:
+                return self._outcome(status)
+            if self._is_stuck():
+                self._give_up(f"it did nothing for {STUCK_S:g} s")
+            elif wait and time.monotonic_ns() >= give_up_ns:
+                self._give_up(f"it was not done {WAITS_S:g} s after it was waited for")
+            if not wait:
+                return None
+            time.sleep(_LOOK_EVERY_S)
+
+    def _outcome(self, status: int) -> str:
         wrong = _read(self._said)
         os.close(self._said)
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            self.died = number != signal.SIGALRM
-            return f"the process that writes it down was ended by signal {number}"
-        return wrong
+        if not os.WIFSIGNALED(status):
+            return wrong
+        number = os.WTERMSIG(status)
+        self.died = number != signal.SIGALRM
+        return f"the process that writes it down was ended by signal {number}{self._given_up and f': {self._given_up}'}"
+
+    def _give_up(self, why: str) -> None:
+        self._given_up = self._given_up or why
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+
+    def _is_stuck(self) -> bool:
+        """Whether it has not been at work for long, as seen when this is called again and again."""
+        now_ns = time.monotonic_ns()
+        try:
+            worked_ns = time.clock_gettime_ns(~self._pid << 3 | _CLOCK_OF_A_PROCESS)
+        except OSError:  # it has just ended
+            return False
+        if worked_ns != self._worked_ns:
+            self._worked_ns, self._worked_at_ns = worked_ns, now_ns
+        return now_ns > self._worked_at_ns + STUCK_S * 1e9
 
 
 def switch_of(tensorflow: Any) -> ctypes.c_int | None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.local_run import PYTHON, ROOT
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
 
 
 def test_a_copy_writes_the_profile_and_the_next_one_can_begin(tmp_path: Path) -> None:

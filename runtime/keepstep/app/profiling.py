@@ -28,8 +28,9 @@ from keepstep.core.stragglers import describe
 SAMPLE_S = 5.0
 STEPS, STEPS_S = 20, 5.0
 """TensorFlow profiles so many steps, or those of so many seconds: what it writes grows with them."""
-_ANSWER_S, _ANSWER_STEPS = 60.0, 3
-"""A profile takes a step at least, begun behind one that is under way, and is then written down."""
+_ANSWER_S, _ANSWER_STEPS = 120.0, 3
+"""A profile takes a step at least, begun behind one under way, and is then written down: by a process that may get as
+little processor time as the worker that it is a copy of."""
 _LOOK_EVERY_S = 0.5
 _SAMPLE, _REPORT = "py-spy.speedscope.json", "report.json"
 

@@ -18,7 +18,7 @@ from keepstep.core.state import Turn
 from keepstep.core.values import evolve
 from keepstep.core.world import statuses_of
 
-AGAIN_S = 90.0
+AGAIN_S = 150.0
 """Not sooner is another profile asked for: by then the hands are done with the one before, or have given it up."""
 _PROFILES_MAX = 8
 """In one generation: where more ranks are slow than this, more profiles tell nothing new."""

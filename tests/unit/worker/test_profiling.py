@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import types
 
@@ -28,6 +29,8 @@ class Tracer:
         self.switch: ctypes.c_int | None = None
         self.dies: list[int] = []
         self.full = False
+        self.hangs: list[int] = []
+        self.works_s = 0.0
         self.pid = os.getpid()
 
     def ProfilerOptions(self, host_tracer_level: int) -> str:
@@ -44,8 +47,16 @@ class Tracer:
         self.at_ns.append(time.monotonic_ns())
         if self.refuses == "stop" or (self.full and os.getpid() != self.pid):
             raise OSError("no space left on device")
-        if os.getpid() != self.pid and len([each for each in self.done if each != "stop"]) in self.dies:
+        if os.getpid() != self.pid and self.profiles in self.dies:
             os.kill(os.getpid(), signal.SIGSEGV)
+        if os.getpid() != self.pid and self.profiles in self.hangs:
+            threading.Event().wait()
+        while os.getpid() != self.pid and time.process_time() < self.works_s:
+            pass
+
+    @property
+    def profiles(self) -> int:
+        return len([each for each in self.done if each != "stop"])
 
 
 @pytest.fixture
@@ -257,6 +268,47 @@ def test_a_copy_that_always_dies_is_told_of(agent, dangerous):
     agent.ask(2, steps=1)
     until(session, step, lambda: len(agent.of("profiled")) == 2)
     assert agent.wait_for("profiled", 2) == answer(2)
+
+
+def test_a_copy_that_meets_a_lock_is_ended_and_another_one_made(agent, dangerous, monkeypatch):
+    monkeypatch.setattr("keepstep_worker.profile_writing.STUCK_S", 0.5)
+    dangerous.hangs = [1, 2]
+    session = agent.session()
+    agent.ask(1, steps=1)
+    until(session, 0, lambda: agent.of("profiled"))
+    assert agent.wait_for("profiled") == answer(1)
+    assert dangerous.done == ["/profile/1", "stop"] * 3
+
+
+def test_a_copy_that_always_meets_a_lock_is_told_of(agent, dangerous, monkeypatch):
+    monkeypatch.setattr("keepstep_worker.profile_writing.STUCK_S", 0.5)
+    dangerous.hangs = [1, 2, 3]
+    session = agent.session()
+    agent.ask(1, steps=1)
+    until(session, 0, lambda: agent.of("profiled"))
+    wrong = "the process that writes it down was ended by signal 9: it did nothing for 0.5 s"
+    assert agent.wait_for("profiled") == answer(1, wrong)
+
+
+def test_a_copy_that_is_slow_is_let_work(agent, dangerous, monkeypatch):
+    monkeypatch.setattr("keepstep_worker.profile_writing.STUCK_S", 0.5)
+    dangerous.works_s = 2.0  # a copy's clock begins at zero
+    session = agent.session()
+    agent.ask(1, steps=1)
+    until(session, 0, lambda: agent.of("profiled"))
+    assert agent.wait_for("profiled") == answer(1)
+    assert dangerous.done == ["/profile/1", "stop"]
+
+
+def test_the_end_of_the_training_waits_no_longer_than_it_should(agent, dangerous, monkeypatch):
+    monkeypatch.setattr("keepstep_worker.profile_writing.WAITS_S", 0.5)
+    dangerous.works_s = 1e9
+    session = agent.session()
+    agent.ask(1)
+    train(session, 1, 2)
+    session.finish()
+    wrong = "the process that writes it down was ended by signal 9: it was not done 0.5 s after it was waited for"
+    assert agent.wait_for("profiled") == answer(1, wrong)
 
 
 def test_what_the_copy_can_not_write_is_told_of_and_not_tried_again(agent, dangerous):
