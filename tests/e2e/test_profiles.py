@@ -16,6 +16,8 @@ KNOBS = (
     *("straggler.respond=profile", "straggler.slower_than=3", "straggler.window=5", "straggler.windows=2"),
     "checkpoint.every=1000 steps",
 )
+FIRST = 8
+"""Fewer steps than it takes to find a straggler: at the first ones anyone may be slow."""
 SCRIPTS = {
     "loop.py": ("--steps=1000000", "--pause=0", "--loose"),
     "fit.py": ("--epochs=100000", "--pause=0", "--loose"),
@@ -33,9 +35,12 @@ def folders(place: Path) -> dict[str, Path]:
 def test_a_straggler_and_a_healthy_peer_are_profiled(tmp_path, script):
     settings = [word for knob in KNOBS for word in ("--set", knob)]
     options = ["--store", str(tmp_path / "store"), *settings]
-    with LocalRun(tmp_path / "run", script, SCRIPTS[script], options, hosts=2) as run:
-        run.wait_for(lambda: run.completed() >= 20, "steps")
+    gate = tmp_path / "gate"
+    words = [*SCRIPTS[script], f"--gate={FIRST}:{gate}"]
+    with LocalRun(tmp_path / "run", script, words, options, hosts=2) as run:
+        run.wait_for(lambda: run.completed() >= FIRST - 1, "steps")
         with slowed(run, "algo-2"):
+            gate.touch()
             run.wait_for(lambda: len(run.events("worker_profiled")) == 2, "profiles")
             reached = run.completed()
             run.wait_for(lambda: run.completed() >= reached + 20, "steps behind the profiles")
