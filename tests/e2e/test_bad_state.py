@@ -22,11 +22,14 @@ def test_a_state_with_nan_counts_against_its_snapshot(tmp_path: Path) -> None:
     """
     with LocalRun(tmp_path / "quiet", "loop.py", ["--steps=72"], SNAPSHOTS) as quiet:
         assert quiet.wait() == 0, quiet.told()
-    committed, held = tmp_path / "committed", tmp_path / "held"
-    spoilt = ["--steps=72", "--pause=0.1", "--spoil=50", f"--gate=48:{committed}", f"--gate=54:{held}"]
+    committed, room, held = tmp_path / "committed", tmp_path / "room", tmp_path / "held"
+    gates = [f"--gate=48:{committed}", f"--gate=51:{room}", f"--gate=54:{held}"]
+    spoilt = ["--steps=72", "--pause=0.1", "--spoil=50", *gates]
     with LocalRun(tmp_path / "hurt", "loop.py", spoilt, SNAPSHOTS) as hurt:
         hurt.wait_for(lambda: hurt.events("checkpoint_committed"), "sound state to go on from")
         committed.touch()
+        hurt.wait_for(lambda: all(has_seen(hurt, host, 50) for host in hurt.names), "room for the bad state")
+        room.touch()
         hurt.wait_for(lambda: all(52 in sealed(hurt, host) for host in hurt.names), "bad state on each host")
         os.kill(hurt.events("worker_started", "algo-2")[0]["pid"], signal.SIGKILL)
         held.touch()
@@ -42,6 +45,11 @@ def test_a_state_with_nan_counts_against_its_snapshot(tmp_path: Path) -> None:
 def sealed(run: LocalRun, host: str) -> set[int]:
     """The steps that this host's agent has seen sealed."""
     return {event["seal"]["step"] for event in run.events("snapshot_sealed", host)}
+
+
+def has_seen(run: LocalRun, host: str, step: int) -> bool:
+    """Whether this host's agent knows of that step; of what was sealed before it then, too, and gave a slab for it."""
+    return any(event["completed"] >= step for event in run.events("steps_sampled", host))
 
 
 def test_a_variable_that_would_not_be_saved_ends_the_script(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.local_run import PYTHON, ROOT
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 
 def test_what_is_saved_of_a_variable_of_any_type_and_shape_is_what_comes_back() -> None:

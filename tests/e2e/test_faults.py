@@ -27,7 +27,7 @@ CUT_S = 2.0
 EVERYTHING = bool(os.environ.get("KEEPSTEP_TEST_ALL"))
 SEED = os.environ.get("KEEPSTEP_TEST_SEED", "")
 
-# a save is agreed half a second ahead, so the first checkpoint is committed by step 45, not by step 30
+# a save is agreed half a second ahead: with a tenth more for each step the first checkpoint is committed by step 45
 FAULTS = {
     "worker 0": ["kill:0@30"],
     "worker 1": ["kill:1@30"],
@@ -78,11 +78,14 @@ def test_a_death_costs_steps_and_no_bit(fault: str, script: str, undisturbed: Re
         pytest.skip("befalls the other script in this sample: KEEPSTEP_TEST_ALL=1 has both")
     options = [word for each in FAULTS[fault] for word in ("--fault", each)]
     gate, of_a_host = tmp_path / "gate", fault.startswith("host")
-    # a quick machine would be done before the host is killed
-    with run_of(tmp_path, script, *options, words=[f"--gate=60:{gate}"] if of_a_host else ()) as run:
+    words = [f"--gate=60:{gate}", *(["--pause=0.1"] if of_a_host else [])]
+    with run_of(tmp_path, script, *options, words=words) as run:
+        # a quick machine would be done before it is killed
+        output = run.folder / "output"
+        run.wait_for(lambda: all(f"{each}: SIGKILL" in output.read_text() for each in FAULTS[fault]), "fault")
         if of_a_host:
             run.wait_for(lambda: len(run.events("agent_started")) > len(run.names), "agent on the host that came back")
-            gate.touch()
+        gate.touch()
         assert run.wait() == 0, run.told()
         assert run.left() == []
     summary = run.summary()
@@ -161,8 +164,8 @@ def test_two_seconds_without_etcd_restart_nothing(
             run.wait_for(lambda: run.completed() >= 20, "step 20")
             getattr(proxy, how)()
             threading.Event().wait(CUT_S)  # how long the fault lasts, not a wait for anything
-            proxy.restore()
             connections = proxy.accepted
+            proxy.restore()
             run.wait_for(lambda: all(felt(host) for host in run.names), "renewals that were late")
             gate.touch()
             assert run.wait() == 0, run.told()

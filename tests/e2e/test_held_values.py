@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.local_run import PYTHON, ROOT, LocalRun, differences
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 
 def lines_of(job: str) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def test_a_value_that_is_held_stays_as_it_was_however_its_variable_changes() -> 
 
 
 def test_a_death_costs_no_bit_of_a_large_state(tmp_path: Path) -> None:
-    words = ["--steps=60", "--wide=1000"]
+    words = ["--steps=150", "--wide=1000"]
     options = ("--set", "checkpoint.snapshot_every=6 steps", "--set", "checkpoint.every=12 steps")
     with LocalRun(tmp_path / "quiet", "loop.py", words, options) as quiet:
         assert quiet.wait() == 0, quiet.told()

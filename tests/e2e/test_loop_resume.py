@@ -125,7 +125,7 @@ def test_a_world_that_lost_a_worker_ends_where_the_undisturbed_one_does(tmp_path
     assert whole[0]["slots"] == whole[1]["slots"]
     assert whole[0]["local"] != whole[1]["local"]  # BatchNorm's statistics are each rank's own
 
-    _, codes = train(tmp_path, 12, *options, "die=8~1", agents=agents, hosts=2, snapshot_every=3)
+    _, codes = train(tmp_path, 12, *options, "pause", "die=8~1", agents=agents, hosts=2, snapshot_every=3)
     assert codes[1] == -9
     assert codes[0] != 0
     seals = [{seal.step for seal in agent.wire.read_seals()} for agent in agents]
@@ -142,7 +142,7 @@ def test_a_world_that_lost_a_worker_ends_where_the_undisturbed_one_does(tmp_path
 
 
 def test_strings_come_back_though_they_outgrow_what_was_laid_out_for_them(tmp_path, agents):
-    _, codes = train(tmp_path, 12, "words", "die=11", agents=agents[:1], snapshot_every=3)
+    _, codes = train(tmp_path, 12, "words", "pause", "die=11", agents=agents[:1], snapshot_every=3)
     assert codes == [-9]
     layouts = [seal.layout for seal in agents[0].wire.read_seals()]
     assert len(set(layouts)) > 1

@@ -261,14 +261,14 @@ def test_a_host_that_keeps_etcd_is_replaced_by_one_that_does_not(tmp_path: Path)
 
 @pytest.mark.hosts
 def test_an_etcd_that_dies_is_started_again_on_its_data(tmp_path: Path) -> None:
-    with lockstep(tmp_path, 450, *PATIENT) as run:
+    with lockstep(tmp_path, 1200, *PATIENT) as run:
         trains(run)
         for host in run.names:  # one after the other: a majority is there all the time
             old = run.etcd(host)
             run.kill(old)
             run.wait_for(lambda host=host, old=old: run.etcd(host) not in (None, old), f"etcd on {host}")  # type: ignore[misc]
         assert set(run.wait().values()) == {0}, run.told()
-        is_done(run, 450)
+        is_done(run, 1200)
 
 
 def test_who_loses_the_only_etcd_commits_what_is_sealed_and_gives_up(tmp_path: Path) -> None:

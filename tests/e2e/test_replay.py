@@ -23,7 +23,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that lost a worker, an agent, and was started again."""
     options = ("--set", "checkpoint.snapshot_every=4 steps", "--fault", "kill:1@12", "--fault", "kill-agent:0@30")
-    with LocalRun(tmp_path_factory.mktemp("replay") / "run", "loop.py", ["--steps=50"], options) as run:
+    folder = tmp_path_factory.mktemp("replay")
+    words = ["--steps=50", f"--gate=20:{folder / 'first'}", f"--gate=40:{folder / 'second'}"]
+    with LocalRun(folder / "run", "loop.py", words, options) as run:
+        run.wait_for(lambda: len(run.events("worker_started", "algo-2")) > 1, "worker in the place of the killed one")
+        (folder / "first").touch()
+        run.wait_for(lambda: len(run.events("agent_started", "algo-1")) > 1, "agent in the place of the killed one")
+        (folder / "second").touch()
         assert run.wait() == 0, run.told()
     assert run.summary()["restarts"] >= 2
     return run.folder / "hosts"

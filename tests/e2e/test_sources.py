@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,9 @@ TRIED = SOURCES if os.environ.get("KEEPSTEP_TEST_ALL") else SOURCES[AT : AT + 1]
 pytestmark = [pytest.mark.e2e, pytest.mark.more, pytest.mark.timeout(400)]
 
 
-def run_of(folder: Path, source: str, *options: str) -> LocalRun:
-    return LocalRun(folder / "run", "loop.py", [f"--source={source}", f"--steps={STEPS}"], (*OPTIONS, *options))
+def run_of(folder: Path, source: str, *options: str, words: Sequence[str] = ()) -> LocalRun:
+    words = [f"--source={source}", f"--steps={STEPS}", *words]
+    return LocalRun(folder / "run", "loop.py", words, (*OPTIONS, *options))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,10 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, b
 
 @pytest.mark.parametrize("source", TRIED)
 def test_a_death_costs_no_sample(source: str, in_memory: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
-    with run_of(tmp_path, source, "--fault", "kill:1@30") as run:
+    gate = tmp_path / "gate"
+    with run_of(tmp_path, source, "--fault", "kill:1@30", words=[f"--gate=50:{gate}"]) as run:
+        run.wait_for(lambda: len(run.events("worker_started", "algo-2")) > 1, "worker in the place of the killed one")
+        gate.touch()
         assert run.wait() == 0, run.told()
         assert run.left() == []
     assert run.summary()["restarts"] == 1, run.told()

@@ -76,7 +76,7 @@ def test_a_spare_takes_over_from_a_cordoned_host(tmp_path, capsys):
         command = [sys.executable, "-m", "keepstep", "cordon", cordoned, "--at", str(run.folder), "--why", "a test"]
         told = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT / "runtime")}, capture_output=True)
         assert told.returncode == 0, told
-        run.wait_for(lambda: "host_cordoned" in run.reasons(), "cordon")
+        run.wait_for(lambda: all("workers_held" in run.reasons(host) for host in (chief, cordoned)), "pause")
         gate.touch()
         assert run.wait() == 0, run.told()
     found = worlds(run)

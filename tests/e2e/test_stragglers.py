@@ -25,8 +25,8 @@ def test_the_slow_rank_is_named_and_what_it_is_slow_in(tmp_path, how, kind, rank
         run = Run(tmp_path, PYTHON, how, KNOBS)
         after.callback(run.end)
         run.wait_for(lambda: run.step >= SETTLED_STEPS and len(run.ready) == HOSTS, "standbys")
-        before = len(run.found)
         after.callback(slow_down(run, kind, rank, TIMES))
+        before = len(run.found)  # until now anyone may have been slow
         run.wait_for(lambda: run.found[before:], "straggler")
         run.end()
     assert run.found[before][:2] == (rank, kind)

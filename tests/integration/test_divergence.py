@@ -14,13 +14,16 @@ from keepstep.adapters.journal import read_lines
 from keepstep.app.replay import journals_under
 
 ROOT = Path(__file__).resolve().parents[2]
-WRONG_FROM = 60
+STEPS = 240
 
 pytestmark = pytest.mark.integration
 
 
-def train(folder: Path, hosts: int, corrupt: str) -> str:
-    """Let hosts train 160 steps on this machine, without TensorFlow; returns what was said."""
+def train(folder: Path, hosts: int, corrupt: int = -1) -> str:
+    """Let hosts train on this machine, without TensorFlow; returns what was said.
+
+    What rank `corrupt` saves is wrong once something is committed.
+    """
     settings = [
         word
         for setting in ("checkpoint.snapshot_every=4 steps", "checkpoint.every=8 steps")
@@ -30,7 +33,7 @@ def train(folder: Path, hosts: int, corrupt: str) -> str:
         [
             *(sys.executable, "-m", "keepstep", "local", "--quiet", "--hosts", str(hosts), "--python", sys.executable),
             *("--out", str(folder), "--store", str(folder / "store"), *settings),
-            *(str(ROOT / "tests" / "support" / "lockstep_job.py"), str(folder), "160", "0.02", corrupt),
+            *(str(ROOT / "tests" / "support" / "lockstep_job.py"), str(folder), str(STEPS), "0.02", str(corrupt)),
         ],
         env={"PYTHONPATH": str(ROOT / "runtime"), "PATH": "/usr/bin:/bin:/usr/local/bin"},
         capture_output=True,
@@ -50,18 +53,19 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_replica_that_differs_is_named_and_never_committed(tmp_path: Path, rank: int) -> None:
-    train(tmp_path, 3, f"{rank}@{WRONG_FROM}")
+    train(tmp_path, 3, rank)
+    wrong_from = int((tmp_path / "wrong_from").read_text())
     compared = events(tmp_path, "replicas_compared")
     assert compared
     assert all(event["differ"] == [[f"algo-{rank + 1}", "replicated/total"]] for event in compared)
-    assert all(event["step"] >= WRONG_FROM for event in compared)
+    assert all(event["step"] >= wrong_from for event in compared)
     committed = [event["step"] for event in events(tmp_path, "checkpoint_committed")]
-    assert committed and max(committed) < WRONG_FROM
+    assert committed and max(committed) < wrong_from
     head = json.loads(next((tmp_path / "store").glob("*/HEAD.json")).read_text())
     assert head["step"] == max(committed)
 
 
 def test_of_replicas_that_agree_nothing_is_said(tmp_path: Path) -> None:
-    train(tmp_path, 2, "-1@0")
+    train(tmp_path, 2)
     assert events(tmp_path, "replicas_compared") == []
-    assert max(event["step"] for event in events(tmp_path, "checkpoint_committed")) == 160
+    assert max(event["step"] for event in events(tmp_path, "checkpoint_committed")) == STEPS

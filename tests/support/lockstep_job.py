@@ -1,9 +1,9 @@
-"""A training without TensorFlow: `lockstep_job.py FOLDER LAST_STEP [PAUSE_S [RANK@STEP]]`, on any number of hosts.
+"""A training without TensorFlow: `lockstep_job.py FOLDER LAST_STEP [PAUSE_S [RANK]]`, on any number of hosts.
 
 The workers wait for each other in each step, over the network, as an all-reduce does: who loses a peer ends with an
 error, who does not hear of one waits. What is trained is a sum over steps, so lost or doubled steps can be told. Rank 0
-writes it to FOLDER/result.json at the end, with the world's size. From RANK@STEP on what that rank saves of it has one
-bit that is wrong.
+writes it to FOLDER/result.json at the end, with the world's size. Once something is committed to FOLDER/store, one bit
+is wrong in what RANK saves of it, from the step on that it writes to FOLDER/wrong_from.
 """
 
 from __future__ import annotations
@@ -63,10 +63,14 @@ class Ring:
             other.sendall(_ANSWER)
 
 
+def is_committed(folder: Path) -> bool:
+    return any(json.loads(head.read_text())["step"] for head in folder.glob("store/*/HEAD.json"))
+
+
 def main() -> None:
     folder, last_step = Path(sys.argv[1]), int(sys.argv[2])
     pause_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.01
-    corrupt_rank, _, corrupt_step = (sys.argv[4] if len(sys.argv) > 4 else "-1@0").partition("@")
+    corrupt_rank, wrong_from = int(sys.argv[4]) if len(sys.argv) > 4 else -1, 0
     session = Session.current()
     assert session is not None, "to be run by keepstep"
     step = total = 0
@@ -77,8 +81,7 @@ def main() -> None:
         session.restoration_done(step)
 
     def saved_total() -> bytes:
-        wrong = session.identity.rank == int(corrupt_rank) and step >= int(corrupt_step)
-        return (total ^ (1 << 20 if wrong else 0)).to_bytes(8, "little")
+        return (total ^ (1 << 20 if wrong_from else 0)).to_bytes(8, "little")
 
     session.set_provider(
         lambda: [
@@ -93,6 +96,9 @@ def main() -> None:
         ring.meet()
         time.sleep(pause_s)
         step, total = step + 1, total + step + 1
+        if session.identity.rank == corrupt_rank and not wrong_from and is_committed(folder):
+            wrong_from = step
+            (folder / "wrong_from").write_text(str(step))
         session.complete_step(step)
     session.finish()
     if ring.rank == 0:

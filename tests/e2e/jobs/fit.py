@@ -32,7 +32,7 @@ class Pace(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         time.sleep(self.pause_s)
-        pass_gate(batch + 1)
+        pass_gate(int(self.model.optimizer.iterations.numpy()))
 
     def on_test_begin(self, logs: Any = None) -> None:
         print("validation begins", flush=True)
