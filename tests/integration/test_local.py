@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.app import local
 from keepstep.kernel import is_alive
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,3 +90,72 @@ def started_workers(folder: Path) -> int:
         if '"event":' in line and line.endswith("\n")
     ]
     return kinds.count("worker_started")
+
+
+# --- hosts that are killed as machines are ---------------------------------------------------------------------------
+
+
+class Played(local.Local):
+    """Hosts that end as told: by name, for each time that one is booted, after which others' ends, and how."""
+
+    def __init__(self, folder: Path, lives: dict[str, list[tuple[str, int]]]) -> None:
+        plan = local.LocalRun(len(lives), "job.py", (), "", (), "none", folder, (), True)
+        super().__init__(plan)
+        self.lives, self.booted = lives, dict.fromkeys(lives, 0)
+        self.over = {name: asyncio.Event() for name in ["", *lives]}
+        self.over[""].set()
+
+    async def _boot(self, host: local._Host) -> int:
+        after, code = self.lives[host.name][self.booted[host.name]]
+        self.booted[host.name] += 1
+        await self.over[after].wait()
+        if code != -signal.SIGKILL:
+            self.over[host.name].set()
+        return code
+
+
+@pytest.mark.parametrize(
+    ("lives", "codes"),
+    [
+        ({"algo-1": [("algo-2", 0)], "algo-2": [("", -9), ("", 0)]}, [0, 0]),
+        ({"algo-1": [("", 0)], "algo-2": [("algo-1", -9)]}, [0, 137]),
+        ({"algo-1": [("", -9), ("algo-2", 0)], "algo-2": [("", -9), ("", 3)]}, [0, 3]),
+        ({"algo-1": [("", -9), ("", 0)]}, [0]),
+    ],
+    ids=["another one waits", "the others are done", "both are killed", "there is no other"],
+)
+def test_a_host_that_is_killed_comes_back_where_the_job_goes_on(tmp_path, monkeypatch, lives, codes):
+    monkeypatch.setattr(local, "_RETURN_S", 0.0)
+
+    async def scenario() -> list[int | None]:
+        played = Played(tmp_path, lives)
+        played.hosts = [local._Host(name, tmp_path / name, 0, 0) for name in lives]
+        await asyncio.gather(*map(played._keep, played.hosts))
+        return [host.exit_code for host in played.hosts]
+
+    assert asyncio.run(scenario()) == codes
+
+
+def test_a_run_leaves_no_file_open(tmp_path):
+    """In a process of its own: what is open here may be others'."""
+    script = tmp_path / "job.py"
+    script.write_text("print('done')\n")
+    done = subprocess.run(
+        [sys.executable, "-c", RUNS, str(script), str(tmp_path / "run"), f"launch.python={sys.executable}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "runtime")}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert "0, left open: []" in done.stdout, done.stdout + done.stderr
+
+
+RUNS = """
+import asyncio, os, sys
+from pathlib import Path
+from keepstep.app.local import Local, LocalRun
+
+script, folder, setting = sys.argv[1:]
+plan = LocalRun(2, script, (), "default", (setting,), f"{folder}/store", Path(folder), (), True)
+job = Local(plan)
+code = asyncio.run(job.run())
+names = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+print(f"{code}, left open:", [name for name in names if name.endswith(".jsonl") or "/keepstep-ports/" in name])
+"""

@@ -87,8 +87,14 @@ class _Host:
             inode = self.journal.stat().st_ino
             if self._journal is None or inode != self._inode:
                 self._drain()
+                self.close()
                 self._journal, self._inode = self.journal.open(encoding="utf-8"), inode
         self._drain()
+
+    def close(self) -> None:
+        """Close what is read of it."""
+        if self._journal is not None:
+            self._journal.close()
 
     def _drain(self) -> None:
         if self._journal is None:
@@ -128,7 +134,7 @@ class Local:
     plan: LocalRun
     hosts: list[_Host] = field(default_factory=list)
     inflicted: list[tuple[str, float]] = field(default_factory=list)
-    _locks: list[IO[str]] = field(default_factory=list)
+    _files: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _stopping: bool = False
 
     async def run(self) -> int:
@@ -138,6 +144,10 @@ class Local:
             ConfigError: the folder can not be used.
             QuorumError: no ports are free.
         """
+        with self._files:
+            return await self._run()
+
+    async def _run(self) -> int:
         self._prepare()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -165,7 +175,9 @@ class Local:
                 (base / "input" / "config" / "hyperparameters.json").write_text("{}")
                 (base / "input" / "config" / "inputdataconfig.json").write_text("{}")
                 block = self._port_block()
-                self.hosts.append(_Host(name, base, _PORTS_FROM + block * PORT_SPAN, etcd_port(block)))
+                host = _Host(name, base, _PORTS_FROM + block * PORT_SPAN, etcd_port(block))
+                self._files.callback(host.close)
+                self.hosts.append(host)
         except OSError as error:
             raise ConfigError(str(error), "a folder that can be written", key="--out") from error
 
@@ -180,7 +192,7 @@ class Local:
             except OSError:
                 lock.close()
                 continue
-            self._locks.append(lock)
+            self._files.enter_context(lock)
             return block
         raise QuorumError(f"all {_PORT_BLOCKS} blocks of ports are taken", "end other local runs first")
 
@@ -192,14 +204,16 @@ class Local:
     # --- hosts -------------------------------------------------------------------------------------------------------
 
     async def _keep(self, host: _Host) -> None:
-        """Run a host until it exits; one that was killed as a machine is comes back once."""
+        """Run a host until it exits; one that was killed as a machine is comes back, unless the others are done."""
         while True:
-            host.exit_code = None
             code = await self._boot(host)
-            if code != -signal.SIGKILL or self._stopping:
-                host.exit_code = code if code >= 0 else 128 - code
-                return
-            await sleep(_RETURN_S)
+            if code == -signal.SIGKILL and not self._stopping:
+                await sleep(_RETURN_S)
+                others = [other for other in self.hosts if other is not host]
+                if not others or any(other.exit_code is None for other in others):
+                    continue
+            host.exit_code = code if code >= 0 else 128 - code
+            return
 
     async def _boot(self, host: _Host) -> int:
         began = monotonic()
