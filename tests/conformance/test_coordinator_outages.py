@@ -17,7 +17,8 @@ from tests.support.ports import free_port
 from tests.support.proxy import TcpProxy
 
 P = "/keepstep/job/"
-TIMEOUT_S = 1.0
+TIMEOUT_S, HASTY_S = 8.0, 1.0
+"""For an answer: a busy machine may stand still for some seconds. And where none is to come."""
 
 
 @pytest.fixture
@@ -33,8 +34,8 @@ def proxy(etcd):
 
 
 @asynccontextmanager
-async def connected(*endpoints: str, idle_s: float = 1.0):
-    coordinator = EtcdCoordinator(endpoints, timeout_s=TIMEOUT_S, idle_s=idle_s)
+async def connected(*endpoints: str, timeout_s: float = TIMEOUT_S, idle_s: float = 1.0):
+    coordinator = EtcdCoordinator(endpoints, timeout_s=timeout_s, idle_s=idle_s)
     try:
         yield coordinator
     finally:
@@ -44,14 +45,14 @@ async def connected(*endpoints: str, idle_s: float = 1.0):
 async def events_of(watch, count: int) -> list[KeyEvent]:
     events = []
     while len(events) < count:
-        events += await asyncio.wait_for(anext(watch), 15)
+        events += await asyncio.wait_for(anext(watch), 30)
     assert len(events) == count, events
     return events
 
 
 async def until_answered(ask):
     """Repeat until there is an answer; the caller's deadline bounds it."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return await ask()
@@ -61,7 +62,7 @@ async def until_answered(ask):
 
 def run(scenario):
     async def bounded():
-        await asyncio.wait_for(scenario, 60)
+        await asyncio.wait_for(scenario, 100)
 
     asyncio.run(bounded())
 
@@ -69,9 +70,9 @@ def run(scenario):
 @pytest.mark.parametrize("how", ["cut", "freeze"])
 def test_without_an_answer_every_request_fails_in_time_and_works_again_afterwards(proxy, how):
     async def scenario():
-        async with connected(proxy.endpoint) as c:
-            lease = await c.grant(60)
-            await c.put(P + "a", "1")
+        async with connected(proxy.endpoint, timeout_s=HASTY_S) as c:
+            lease = await until_answered(lambda: c.grant(60))
+            await until_answered(lambda: c.put(P + "a", "1"))
             getattr(proxy, how)()
             for ask in (
                 lambda: c.read(P),
@@ -83,25 +84,25 @@ def test_without_an_answer_every_request_fails_in_time_and_works_again_afterward
             ):
                 with pytest.raises(CoordinatorUnavailable):
                     # The adapter's own timeout must come first: the outer one raises TimeoutError and fails the test.
-                    await asyncio.wait_for(ask(), TIMEOUT_S + 2)
+                    await asyncio.wait_for(ask(), HASTY_S + 15)
             proxy.restore()
             revision, _ = await until_answered(lambda: c.read(P))
             assert await until_answered(lambda: c.put(P + "b", "3")) > revision
-            again = await until_answered(lambda: c.grant(5))
-            assert await until_answered(lambda: c.keep_alive(again)) >= 5
+            again = await until_answered(lambda: c.grant(60))
+            assert await until_answered(lambda: c.keep_alive(again)) >= 60
 
     run(scenario())
 
 
 def test_closing_does_not_wait_for_a_frozen_etcd(proxy):
     async def scenario():
-        async with connected(proxy.endpoint) as c:
-            revision, _ = await c.read(P)
+        async with connected(proxy.endpoint, timeout_s=HASTY_S) as c:
+            revision, _ = await until_answered(lambda: c.read(P))
             watch = c.watch(P, revision)
             proxy.freeze()
             asking = [asyncio.ensure_future(c.read(P)) for _ in range(12)]
             await asyncio.sleep(0)
-            await asyncio.wait_for(c.close(), 10)
+            await asyncio.wait_for(c.close(), 30)
             for answer in await asyncio.gather(*asking, return_exceptions=True):
                 assert isinstance(answer, CoordinatorUnavailable)
             with pytest.raises(StopAsyncIteration):
@@ -117,9 +118,9 @@ def test_another_endpoint_answers_where_one_does_not(etcd, proxy, dead):
         first = proxy.endpoint if dead == "is silent" else f"http://127.0.0.1:{free_port()}"
         async with connected(first, etcd.endpoint) as c:
             revision, _ = await c.read(P)
-            lease = await c.grant(5)
+            lease = await c.grant(60)
             await c.put(P + "a", "1", lease=lease, expect=0)
-            assert await c.keep_alive(lease) >= 5
+            assert await c.keep_alive(lease) >= 60
             async with aclosing(c.watch(P, revision)) as watch:
                 assert [event.value for event in await events_of(watch, 1)] == ["1"]
 
@@ -130,7 +131,8 @@ def test_a_renewal_does_not_wait_behind_bulk(proxy):
     async def scenario():
         c = EtcdCoordinator([proxy.endpoint], timeout_s=8)
         try:
-            await asyncio.gather(*(c.read(P) for _ in range(12)))
+            while proxy.accepted < 3:  # each thread that asks for bulk has a connection that can be stranded
+                await asyncio.gather(*(c.read(P) for _ in range(12)))
             proxy.strand()
             lease = await c.grant(60)
             bulk = [asyncio.ensure_future(c.read(P)) for _ in range(12)]
@@ -186,7 +188,7 @@ def test_a_watch_holds_what_nobody_takes_yet(etcd):
 def test_a_restart_that_keeps_the_data_loses_nothing(etcd):
     async def scenario():
         async with connected(etcd.endpoint) as c:
-            lease = await c.grant(20)
+            lease = await c.grant(60)
             revision, _ = await c.read(P)
             async with aclosing(c.watch(P, revision)) as watch:
                 await c.put(P + "a", "1", lease=lease)
@@ -194,7 +196,7 @@ def test_a_restart_that_keeps_the_data_loses_nothing(etcd):
                 await asyncio.to_thread(etcd.restart, empty=False)
                 await until_answered(lambda: c.put(P + "a", "2", lease=lease))
                 assert [event.value for event in await events_of(watch, 1)] == ["2"]
-            assert await c.keep_alive(lease) >= 20
+            assert await c.keep_alive(lease) >= 60
 
     run(scenario())
 
@@ -210,7 +212,7 @@ def test_an_etcd_that_came_back_empty_is_another_one(etcd, same_token):
                 await events_of(watch, 1)
                 await asyncio.to_thread(etcd.restart, empty=True, same_token=same_token)
                 with pytest.raises(WatchLost):
-                    await asyncio.wait_for(anext(watch), 15)
+                    await asyncio.wait_for(anext(watch), 30)
             with pytest.raises(LeaseGone):
                 await until_answered(lambda: c.keep_alive(lease))
             assert await c.put(P + "g", "1", guard=(P + "leader", leader)) is None
@@ -241,7 +243,7 @@ def test_an_empty_etcd_is_recognised_even_where_its_revisions_have_caught_up(etc
                     assert await until_answered(lambda: c.put(P + "g", "stale", guard=(P + "leader", leader))) is None
                     assert [kv.key for kv in (await other.read(P))[1]] == [P + "a", P + "leader"]
                 with pytest.raises(WatchLost):
-                    await asyncio.wait_for(anext(watch), 15)
+                    await asyncio.wait_for(anext(watch), 30)
 
     run(scenario())
 
@@ -254,11 +256,11 @@ def test_a_compacted_history_is_told(etcd):
                 last = await c.put(P + "a", str(turn))
             body = json.dumps({"revision": last, "physical": True}).encode()
             request = urllib.request.Request(etcd.endpoint + "/v3/kv/compaction", body)
-            with await asyncio.to_thread(urllib.request.urlopen, request, timeout=10) as answer:
+            with await asyncio.to_thread(urllib.request.urlopen, request, timeout=30) as answer:
                 assert answer.status == 200
             async with aclosing(c.watch(P, first)) as watch:
                 with pytest.raises(WatchLost, match="compacted"):
-                    await asyncio.wait_for(anext(watch), 15)
+                    await asyncio.wait_for(anext(watch), 30)
             async with aclosing(c.watch(P, last)) as watch:
                 await c.put(P + "a", "on")
                 assert [event.value for event in await events_of(watch, 1)] == ["on"]

@@ -15,6 +15,8 @@ from keepstep.ports import CoordinatorRefused, CoordinatorUnavailable
 from tests.support.etcd import EtcdCluster, EtcdServer, make_tls
 
 P = "/keepstep/job/"
+PATIENCE_S = 15.0
+"""For an answer: a busy machine may stand still for some seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def ask(endpoint, tls):
     """Read through a coordinator with these files; return how often a certificate was not believed."""
 
     async def scenario():
-        coordinator = EtcdCoordinator([endpoint], tls=tls, timeout_s=2.0)
+        coordinator = EtcdCoordinator([endpoint], tls=tls, timeout_s=PATIENCE_S)
         try:
             await coordinator.read(P)
         finally:
@@ -80,7 +82,7 @@ def test_whoever_gets_the_right_files_is_let_in_from_then_on(server, authority, 
     async def scenario():
         folder = tmp_path / "node"
         make_tls(folder)
-        coordinator = EtcdCoordinator([server.endpoint], tls=tls_files(folder), timeout_s=2.0)
+        coordinator = EtcdCoordinator([server.endpoint], tls=tls_files(folder), timeout_s=PATIENCE_S)
         try:
             with pytest.raises(CoordinatorUnavailable):
                 await coordinator.read(P)
@@ -95,12 +97,13 @@ def test_whoever_gets_the_right_files_is_let_in_from_then_on(server, authority, 
 
 def test_a_lease_and_a_watch_survive_the_loss_of_the_member_that_was_asked(authority, tmp_path):
     async def scenario(cluster):
-        coordinator = EtcdCoordinator(cluster.endpoints, tls=cluster.members[0].tls, idle_s=1.0)
+        tls = cluster.members[0].tls
+        coordinator = EtcdCoordinator(cluster.endpoints, tls=tls, timeout_s=PATIENCE_S, idle_s=1.0)
         try:
-            lease = await coordinator.grant(5)
+            lease = await coordinator.grant(60)
             await coordinator.put(P + "a", "1", lease=lease)
             revision, _ = await coordinator.read(P)
-            async with aclosing(coordinator.watch(P, revision)) as watch, asyncio.timeout(30):
+            async with aclosing(coordinator.watch(P, revision)) as watch, asyncio.timeout(60):
                 cluster.members[0].kill()
                 while True:
                     try:
@@ -109,7 +112,8 @@ def test_a_lease_and_a_watch_survive_the_loss_of_the_member_that_was_asked(autho
                         break
                     except (CoordinatorUnavailable, CoordinatorRefused):
                         await asyncio.sleep(0.05)
-                assert [event.key for event in await anext(watch)] == [P + "b"]
+                # put again where the first answer was lost
+                assert {event.key for event in await anext(watch)} == {P + "b"}
             assert {kv.key for kv in (await coordinator.read(P))[1]} == {P + "a", P + "b"}
         finally:
             await coordinator.close()

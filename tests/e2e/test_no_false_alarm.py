@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.more, pytest.mark.timeout(HOUR_S)]
 def test_normalization_and_metrics_raise_no_alarm(tmp_path: Path) -> None:
     every = [word for name in ("snapshot_every", "every") for word in ("--set", f"checkpoint.{name}=1 steps")]
     options = ["--store", str(tmp_path / "store"), *every]
-    with LocalRun(tmp_path / "run", "normed.py", (), options) as run:
+    with LocalRun(tmp_path / "run", "normed.py", (), options, deadline_s=HOUR_S) as run:
         run.wait_for(lambda: len(set(committed(run))) >= CHECKPOINTS, "so many checkpoints")
         run.terminate()
         assert run.wait() == 143, run.told()

@@ -219,8 +219,7 @@ def locked_store(container: Container) -> None:
 def silent_store(container: Container) -> None:
     """Nothing listens there."""
     container.environment |= {**CREDENTIALS, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
-    container.options += ["--store", "s3://bucket/job", "--set", "coordination.lease=1s"]
-    container.options += ["--set", "elastic.wait_for_return=1s"]
+    container.options += ["--store", "s3://bucket/job", "--set", "elastic.wait_for_return=5s"]
 
 
 def lost_bucket(container: Container) -> None:
@@ -260,11 +259,23 @@ def test_what_fails_ends_the_job_with_its_first_cause(container, name):
     assert starts == (0 if case.code == 77 else 3 if case.code > 128 else 1)
 
 
+CRASH = """
+    if (here / "sealed").exists() and not (here / "crash_at").exists():
+        (here / "crash_at").write_text(str(step))
+    if (here / "crash_at").exists() and step == int((here / "crash_at").read_text()):
+        raise ArithmeticError("nan")
+"""
+
+
 def test_a_crash_at_one_step_after_progress_is_the_script_s_own(container):
     """Training comes as far each time, from its snapshot; that does not make it another failure."""
-    container.write("code/train.py", LOOP.replace("PLAN", "if step == 7: raise ArithmeticError('nan')"))
+    container.write("code/train.py", LOOP.replace("PLAN", CRASH.strip()))
     container.options += ["--set", "checkpoint.snapshot_every=2 steps"]
-    assert container.run() == 1, container.output()
-    assert "same_step_again" in str(container.failure()) and "at step 7" in str(container.failure())
+    container.start()
+    container.wait_for(lambda: "snapshot_sealed" in container.reasons(), "snapshot")
+    container.write("sealed", "")
+    assert container.wait() == 1, container.output()
+    step = (container.base / "crash_at").read_text()
+    assert "same_step_again" in str(container.failure()) and f"at step {step}" in str(container.failure())
     assert "ArithmeticError: nan" in str(container.failure())
     assert container.reasons().count("resume_from_slabs") == 2

@@ -37,12 +37,12 @@ def test_a_planned_member_serves_and_a_second_on_its_port_does_not(tmp_path):
         port = free_port()
         process, ended, reaper, endpoint = await started(member(tmp_path, "one", port))
         try:
-            await wait_until_healthy(endpoint, 15, ended)
+            await wait_until_healthy(endpoint, 60, ended)
             second = await started(member(tmp_path, "two", port))
-            await asyncio.wait_for(second[2], 15)
+            await asyncio.wait_for(second[2], 60)
             # The first one answers at this port, so look where the second would have been alone.
             with pytest.raises(EtcdNotReady, match="ended"):
-                await wait_until_healthy(f"http://127.0.0.1:{free_port()}", 15, second[1])
+                await wait_until_healthy(f"http://127.0.0.1:{free_port()}", 60, second[1])
             assert "address already in use" in (tmp_path / "two.log").read_text()
         finally:
             process.kill()

@@ -24,13 +24,16 @@ from tests.support.scripted_nvml import Script, build
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "KEEPSTEP_TEST_MARK"
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 FOREVER = "1000000"
-SETTINGS = ("health.gpu.poll=500ms", "checkpoint.snapshot_every=4 steps", "checkpoint.every=1h", "launch.standby=0")
+SETTINGS = (
+    "health.gpu.poll=500ms", "checkpoint.snapshot_every=20 steps", "checkpoint.every=1h", "launch.standby=0",
+    "coordination.lease=10s",
+)  # fmt: skip
 WRAP = """sh -c 'NVML_SCRIPT="$SCRIPTS/${7##*/}" exec "$@"' sh"""
 """What a host is started by, whose base directory bears its name: each has a driver of its own."""
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +91,18 @@ class Job:
             time.sleep(0.05)
 
     def trains(self) -> int:
-        """Wait until there is a snapshot on each host, and its GPU was seen; returns the newest step."""
+        """Wait until there is a snapshot of one step on all hosts, and their GPUs were seen; returns that step."""
         for host in self.hosts:
-            self.wait_for(lambda host=host: "snapshot_sealed" in self.kinds(host), f"snapshot on {host}")
             self.wait_for(lambda host=host: "gpus_sampled" in self.kinds(host), f"GPU of {host}")
-        return self.step()
+        return int(self.wait_for(self.sealed_by_all, "snapshot on all hosts"))
+
+    def sealed_by_all(self) -> int:
+        """The newest step that is sealed in one of three slabs on each host, which may leave out what others seal."""
+        newest = [
+            {turn["event"]["seal"]["step"] for turn in self.turns(host) if turn["event"]["kind"] == "snapshot_sealed"}
+            for host in self.hosts
+        ]
+        return max(set.intersection(*(set(sorted(steps)[-3:]) for steps in newest)), default=0)
 
     def goes_on(self, steps: int = 60) -> None:
         """Wait until so many more steps are done."""
@@ -160,7 +170,7 @@ class Job:
         port = re.search(r"metrics on port (\d+)", self.log(host))
         if port is None:
             return None
-        with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=30) as answer:
             shown = dict(each.rsplit(" ", 1) for each in answer.read().decode().splitlines() if each[:1] != "#")
         return shown.get(line)
 
@@ -215,7 +225,7 @@ def test_a_fault_has_what_is_sealed_committed_and_the_host_repaired(job, name):
     inflict(job.gpus["algo-2"])
     assert job.ends() == 76, job.told()
     committed = job.committed()
-    assert committed >= sealed - 4
+    assert committed >= sealed
     for host in job.hosts:
         text = job.failure(host)
         assert text.startswith("policy_stops: gpu_fault on algo-2 rank 1 at step "), text
@@ -284,14 +294,14 @@ def test_what_is_no_fault_is_told_and_ends_nothing(job, name):
 
 def test_a_driver_that_hangs_delays_nobody_and_its_probe_comes_back(job):
     job.trains()
-    (probe,) = job.probes("algo-2")
+    (probe,) = job.wait_for(lambda: job.probes("algo-2"), "probe")
     job.gpus["algo-2"].hang("power")
     job.wait_for(lambda: "the GPU driver does not answer" in job.notes("algo-2", "strained"), "strain")
     job.goes_on()
     job.gpus["algo-2"].recover()
-    job.wait_for(lambda: job.notes("algo-2", "strain_over"), "word of the driver")
+    job.wait_for(lambda: "gpu" in job.notes("algo-2", "strain_over"), "word of the driver")
     assert not is_alive(probe)
-    (again,) = job.probes("algo-2")
+    (again,) = job.wait_for(lambda: job.probes("algo-2"), "another probe")
     job.goes_on()
     assert again != probe
     job.wait_for(lambda: job.metric("algo-2", 'keepstep_gpu_lost{gpu="GPU-algo-2"}') == "0.0", "metrics")
@@ -303,7 +313,7 @@ def test_a_driver_that_hangs_delays_nobody_and_its_probe_comes_back(job):
 
 def test_a_probe_that_was_killed_comes_back(job):
     job.trains()
-    (probe,) = job.probes("algo-2")
+    (probe,) = job.wait_for(lambda: job.probes("algo-2"), "probe")
     os.kill(probe, signal.SIGKILL)
     job.wait_for(lambda: job.probes("algo-2") not in ([], [probe]), "another probe")
     job.gpus["algo-2"].answer(0, temperature=66)
@@ -355,18 +365,21 @@ def test_where_the_job_can_do_without_a_host_it_does_and_the_next_run_knows(tmp_
 
 
 def test_the_next_worker_waits_for_the_memory_that_the_last_one_held(tmp_path, library):
+    def is_given_up() -> bool:  # nor is it waited for where the probe stands still
+        return any(text in job.log("algo-2") for text in ("does not wait any longer", "memory is not waited for"))
+
     with Job(tmp_path, library, 2) as job:
         job.trains()
         job.gpus["algo-2"].answer(0, memory=20 << 30)  # the driver has not taken it back yet
         os.kill(job.started("algo-2")[0]["event"]["pid"], signal.SIGKILL)
         job.wait_for(lambda: "memory: 14.8 GiB of GPU-algo-2 still held" in job.log("algo-2"), "word of it")
         job.wait_for(lambda: len(job.started("algo-1")) == 2, "the other host's worker")
-        assert len(job.started("algo-2")) == 1 or "does not wait any longer" in job.log("algo-2")
+        assert len(job.started("algo-2")) == 1 or is_given_up()
         free_at = time.time()
         job.gpus["algo-2"].answer(0, memory=5 << 30)
         job.wait_for(lambda: len(job.started("algo-2")) == 2, "worker")
         job.goes_on()
-        assert "does not wait any longer" in job.log("algo-2") or job.started("algo-2")[1]["now"] >= free_at
+        assert is_given_up() or job.started("algo-2")[1]["now"] >= free_at
         assert "still held" not in job.log("algo-1")
 
 

@@ -25,6 +25,8 @@ LOCKSTEP = Path(__file__).parents[1] / "support" / "lockstep_job.py"
 A_FIFTH = "20000 100000"
 """Microseconds of a processor, and of what."""
 BAD = "algo-2"
+LEASE_S = 60.0
+"""Who judges before that has waited neither for the lease of a silent host nor for the end of a dead line, by TCP."""
 
 
 class Spoilt(ManyHosts):
@@ -89,15 +91,11 @@ def excluded(run: Spoilt, bad: str = BAD) -> bool:
     return bad not in run.world(run.generations()[0]["number"])
 
 
-def follower(run: Spoilt) -> str:
-    """A host that does not lead: the silence of who judges is found otherwise, by its lease or by asking again."""
-    return next(host for host in run.names if host != run.leader())
-
-
 def serving_follower(run: Spoilt, hosts: list[str]) -> str | None:
     """A follower of the only leader there can be of these hosts, with an uploader that stays; None before that.
 
-    Another one serves before a host has joined, for the certificates.
+    Another one serves before a host has joined, for the certificates. And the silence of who leads is found otherwise,
+    by its lease or by asking again.
     """
     leader = run.leader()
     joined = {turn.record["host"] for turn in run.records("node")}  # each has seen itself, at the least
@@ -209,22 +207,24 @@ def test_an_uploader_that_does_not_answer_is_not_waited_for(tmp_path):
             run.start_held()
             run.wait_for(lambda: run.generations(), "world")
             took_s, found = bound(run)
-            assert found and took_s <= LIMIT_S + 1.0, run.told()
+            assert found and took_s < LEASE_S, run.told()
             assert named(run, "link", bad) and excluded(run, bad)
         assert set(ended(run).values()) == {0}
 
 
 def test_an_agent_that_says_nothing_is_named_when_the_bound_is_over(tmp_path):
     """Its lease outlasts the bound, so it is there all the while."""
-    run = spoilt(tmp_path, "health.preflight=exclude", "coordination.lease=60s")
+    run = spoilt(tmp_path, "health.preflight=exclude", f"coordination.lease={LEASE_S:g}s")
+    *early, last = run.names
+    run.held.add(last)  # without it nothing is planned, so that nobody has answered yet
     with run:
-        planned(run)
-        bad = follower(run)
+        bad = run.wait_for(lambda: serving_follower(run, early), "followers")
         run.may_end.add(bad)
         with frozen(run, run.agent(bad)):
+            run.start_held()
             run.wait_for(lambda: run.generations(), "world")
             took_s, _ = bound(run)
-            assert LIMIT_S <= took_s <= LIMIT_S + 1.0
+            assert LIMIT_S <= took_s < LEASE_S
             assert named(run, "answer", bad) and excluded(run, bad)
         assert set(ended(run).values()) == {0}
 
@@ -236,7 +236,7 @@ def test_a_line_that_drops_everything_is_named_by_its_ends(tmp_path):
         turn = run.wait_for(
             lambda: next((t for t in run.turns() if "preflight_finds" in t.reasons), None), "finding"
         )  # fmt: skip
-        assert turn.now - planned(run).now <= LIMIT_S + 1.0
+        assert turn.now - planned(run).now < LEASE_S
         run.network.heal()
         told = "".join(run.log(host) for host in run.names)
         assert "is not reached from" in told

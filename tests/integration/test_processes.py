@@ -329,6 +329,7 @@ def test_a_worker_gets_what_its_spec_says_and_no_more(output, tmp_path):
     other = os.memfd_create("other")
     os.set_inheritable(other, True)
     os.write(slab, b"sealed")
+    wait = f"import os, time\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)\n"
     code = (
         f"print(os.pread({slab}, 9, 0), os.path.exists('/proc/self/fd/{other}'), os.getcwd(), os.environ.get('ONLY'),"
         "len(os.environ) < 5, open('/proc/self/oom_score_adj').read().strip(),"
@@ -336,18 +337,11 @@ def test_a_worker_gets_what_its_spec_says_and_no_more(output, tmp_path):
     )
 
     async def body(workers: Workers) -> None:
-        worker = workers.host.start(
-            WorkerSpec(
-                "w0",
-                (sys.executable, "-c", "import os, time; time.sleep(0.2)\n" + code),
-                {"ONLY": "this"},
-                PREFIX,
-                cwd=str(tmp_path),
-                pass_fds=(slab,),
-                oom_score_adj=450,
-            )
-        )
+        command, more = (sys.executable, "-c", wait + code), {"pass_fds": (slab,), "oom_score_adj": 450}
+        spec = WorkerSpec("w0", command, {"ONLY": "this"}, PREFIX, cwd=str(tmp_path), **more)
+        worker = workers.host.start(spec)
         assert worker.pgid == worker.pid
+        (tmp_path / "go").touch()  # its score is written from here
         assert await workers.ends() == [("w0", ExitStatus(0, None))]
 
     play(body, output.fileno())

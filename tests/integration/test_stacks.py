@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -30,9 +31,12 @@ def sinks():
         libc.pause()
 
 def loads():
+    loading.set()
     threading.Event().wait()
 
+loading = threading.Event()
 threading.Thread(target=loads, daemon=True).start()
+loading.wait()
 print("ready", flush=True)
 globals()[sys.argv[1]]()
 """
@@ -72,7 +76,7 @@ def test_a_process_is_looked_into_whatever_it_hangs_in(script, started, how, sta
     if how == "stopped":
         os.kill(process.pid, signal.SIGSTOP)
         eventually(lambda: stacks.look(process.pid).state == state)
-        threads = asyncio.run(stacks.python_stacks(process.pid))
+        threads = asyncio.run(read_until(lambda: stacks.python_stacks(process.pid), function))
     eventually(lambda: stacks.look(process.pid).state == state)
     assert function in functions(threads, main=True)
     assert "loads" in functions(threads, main=False)
@@ -104,8 +108,14 @@ def test_a_worker_writes_its_stacks_when_it_is_asked(tmp_path, script, started, 
 async def read_until(
     read: Callable[[], Awaitable[tuple[stacks.Thread, ...]]], function: str
 ) -> tuple[stacks.Thread, ...]:
-    """Read until the process has come to where it hangs."""
+    """Read until the process has come to where it hangs: on its way it may not be to be read at all."""
+    give_up = time.monotonic() + 60
     while True:
-        threads = await read()
+        try:
+            threads = await read()
+        except OSError:
+            if time.monotonic() > give_up:
+                raise
+            continue
         if function in functions(threads, main=True):
             return threads

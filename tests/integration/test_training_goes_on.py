@@ -57,11 +57,11 @@ def test_what_can_be_done_without_stops_nothing(container, name):
     assert "Traceback" not in container.output()
 
 
-def train(container: Container, store: str, plan: str = "pass", blob_bytes: int = 0) -> None:
+def train(container: Container, store: str, plan: str = "pass", blob_bytes: int = 0, grace: str = "5s") -> None:
     """Start a training that ends when a file says so, and wait for its first commit."""
     container.write("code/train.py", LOOP.replace("PLAN", plan))
     container.write("blob", str(blob_bytes))
-    for setting in ("checkpoint.snapshot_every=4 steps", "checkpoint.every=8 steps", "interruption.grace=5s"):
+    for setting in ("checkpoint.snapshot_every=4 steps", "checkpoint.every=8 steps", f"interruption.grace={grace}"):
         container.options += ["--set", setting]
     container.options += ["--store", store]
     container.start()
@@ -145,14 +145,16 @@ def test_what_an_absent_store_missed_is_made_up_for(container):
 BLOB_BYTES = 4 << 20
 
 
-@pytest.mark.parametrize(("delay_s", "fits"), [(0.002, True), (1.0, False)], ids=["room", "no room"])
-def test_only_what_can_be_committed_within_the_grace_is(container, delay_s, fits):
+@pytest.mark.parametrize(
+    ("delay_s", "grace", "fits"), [(0.002, "60s", True), (1.0, "10s", False)], ids=["room", "no room"]
+)
+def test_only_what_can_be_committed_within_the_grace_is(container, delay_s, grace, fits):
     """The line to the store is so slow that the newest step can, or can not be committed before the deadline."""
     endpoint = container.kept.enter_context(contextlib.contextmanager(s3_server)())
     bucket = fresh_bucket(endpoint)
     with TcpProxy("127.0.0.1", int(endpoint.rpartition(":")[2])) as proxy:
         container.environment |= {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.endpoint}
-        train(container, f"s3://{bucket}/job", blob_bytes=BLOB_BYTES)
+        train(container, f"s3://{bucket}/job", blob_bytes=BLOB_BYTES, grace=grace)
         proxy.delay(delay_s)  # for each 64 KiB: the blob takes a minute, or a moment
         container.signal()
         assert container.wait() == 143, container.output()
@@ -181,8 +183,8 @@ def test_a_store_that_stays_away_costs_no_more_than_the_grace(container):
 def test_a_worker_that_a_signal_stopped_is_looked_at_before_it_is_killed(container, tmp_path):
     """It can not be drained; what is sealed is saved, and where it stood is known."""
     container.write("code/train.py", LOOP.replace("PLAN", "pass"))
-    container.options += ["--store", str(tmp_path / "store"), "--set", "interruption.grace=6s"]
-    container.options += ["--set", "coordination.lease=1s", "--set", "interruption.script_grace=1s"]
+    container.options += ["--store", str(tmp_path / "store"), "--set", "interruption.grace=15s"]
+    container.options += ["--set", "interruption.script_grace=1s"]
     container.start()
     container.wait_for(lambda: "snapshot_sealed" in container.reasons(), "snapshot")
     started = [event for event in container.events() if event["kind"] == "worker_started"]

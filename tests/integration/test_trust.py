@@ -26,6 +26,14 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("algo-1", "algo-2", "algo-3")
 _DEADLINE_S = 60.0
+GATED = """
+import runpy, time
+from pathlib import Path
+
+while not Path({gate!r}).exists():
+    time.sleep(0.01)
+runpy.run_path({script!r}, run_name="__main__")
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -35,14 +43,17 @@ def _source(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Job:
-    """Three hosts on this machine that train without TensorFlow."""
+    """Three hosts on this machine that train without TensorFlow, once they are let."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.output = folder, folder / "output"
+        self.folder, self.output, self.gate = folder, folder / "output", folder / "gate"
+        script = folder / "gated.py"
+        lockstep = ROOT / "tests" / "support" / "lockstep_job.py"
+        script.write_text(GATED.format(gate=str(self.gate), script=str(lockstep)))
         words = (
             *(sys.executable, "-m", "keepstep", "local", "--quiet", "--hosts", "3", "--python", sys.executable),
             *("--out", str(folder), "--store", str(folder / "store")),
-            *(str(ROOT / "tests" / "support" / "lockstep_job.py"), str(folder), "100", "0.05"),
+            *(str(script), str(folder), "100", "0.05"),
         )
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
@@ -84,6 +95,7 @@ class Job:
 def job(tmp_path: Path) -> Iterator[Job]:
     job = Job(tmp_path)
     yield job
+    job.gate.touch()
     if job.process.poll() is None:
         job.process.terminate()
         job.process.wait(60)
@@ -105,10 +117,11 @@ def test_the_keys_of_a_job_are_where_they_belong_and_nowhere_else(job):
     for host in HOSTS:
         port = re.search(r"metrics on port (\d+)", job.log(host))
         assert port
-        with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=30) as answer:
             seen[f"metrics of {host}"] = answer.read().decode()
         entry = json.loads((job.folder / "hosts" / host / "scratch" / "coordination.json").read_text())
         assert all(url.startswith("https://") for url in entry["endpoints"]) and len(entry["endpoints"]) == 3
+    job.gate.touch()
     assert job.process.wait(_DEADLINE_S) == 0, job.told()
     assert not job.authority().exists(), "the authority outlives the job"
     for path in job.folder.rglob("*"):
@@ -205,13 +218,13 @@ def test_a_node_that_is_not_believed_reads_the_authority_again(tmp_path, monkeyp
     monkeypatch.setattr("keepstep.app.trust._LOOK_S", 0.1)
 
     async def scenario(server, own):
-        coordinator = EtcdCoordinator([server.endpoint], tls=tls_files(own.folder), timeout_s=2.0)
+        coordinator = EtcdCoordinator([server.endpoint], tls=tls_files(own.folder), timeout_s=15.0)
         members = Told()
         keeping = asyncio.create_task(own.keep(coordinator, members))
         try:
             with pytest.raises(CoordinatorUnavailable):
                 await coordinator.read("/keepstep/")
-            await asyncio.wait_for(members.restarted.wait(), 20)
+            await asyncio.wait_for(members.restarted.wait(), 60)
             await coordinator.read("/keepstep/")
         finally:
             keeping.cancel()

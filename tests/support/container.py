@@ -226,7 +226,7 @@ class Container:
         port = re.search(r"metrics on port (\d+)", self.output())
         if port is None:
             return None
-        with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=30) as answer:
             text = answer.read().decode()
         found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
         return None if found is None else float(found[1])

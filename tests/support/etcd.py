@@ -16,7 +16,7 @@ from keepstep.adapters.etcd_member import MemberSpec, find_etcd, is_health_answe
 from keepstep.ports import TlsFiles
 from tests.support.ports import free_port
 
-_START_TIMEOUT_S = 15.0
+_START_TIMEOUT_S = 60.0
 
 
 def make_tls(folder: Path, authority: Authority | None = None, days: int = 60) -> TlsFiles:

@@ -16,7 +16,7 @@ from keepstep_worker.identity import Identity
 from keepstep_worker.session import Session
 from keepstep_worker.wire import Orders, Wire
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class FakeAgent:

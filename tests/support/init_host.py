@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 RUNTIME = Path(__file__).resolve().parents[2] / "runtime"
-WAIT_S = 30.0
+WAIT_S = 60.0
 MARK = "KEEPSTEP_TEST_MARK"
 
 _T = TypeVar("_T")
