@@ -136,6 +136,23 @@ def test_a_host_that_is_killed_comes_back_where_the_job_goes_on(tmp_path, monkey
     assert asyncio.run(scenario()) == codes
 
 
+def test_a_journal_that_can_not_be_opened_just_now_is_looked_at_again(tmp_path):
+    """An agent that begins moves the one before it aside."""
+    host = local._Host("algo-1", tmp_path, 0, 0)
+    host.journal.parent.mkdir(parents=True)
+    host.journal.write_text('{"pid": 7}\n')
+    host.look()
+    host.journal.rename(tmp_path / "before")
+    host.journal.mkdir()
+    host.look()
+    assert host.agent_pid == 7
+    host.journal.rmdir()
+    host.journal.write_text('{"pid": 8}\n')
+    host.look()
+    assert host.agent_pid == 8
+    host.close()
+
+
 def test_a_run_leaves_no_file_open(tmp_path):
     """In a process of its own: what is open here may be others'."""
     script = tmp_path / "job.py"

@@ -86,9 +86,10 @@ class _Host:
         with contextlib.suppress(OSError):
             inode = self.journal.stat().st_ino
             if self._journal is None or inode != self._inode:
+                newer = self.journal.open(encoding="utf-8")
                 self._drain()
                 self.close()
-                self._journal, self._inode = self.journal.open(encoding="utf-8"), inode
+                self._journal, self._inode = newer, inode
         self._drain()
 
     def close(self) -> None:
