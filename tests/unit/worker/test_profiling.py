@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
 import signal
 import socket
 import sys
@@ -31,6 +32,7 @@ class Tracer:
         self.full = False
         self.hangs: list[int] = []
         self.works_s = 0.0
+        self.frees = 0
         self.pid = os.getpid()
 
     def ProfilerOptions(self, host_tracer_level: int) -> str:
@@ -51,8 +53,18 @@ class Tracer:
             os.kill(os.getpid(), signal.SIGSEGV)
         if os.getpid() != self.pid and self.profiles in self.hangs:
             threading.Event().wait()
+        if os.getpid() != self.pid and self.frees:
+            self.give_back()
         while os.getpid() != self.pid and time.process_time() < self.works_s:
             pass
+
+    def give_back(self) -> None:
+        """Free the same memory several times, of which a process dies that takes it back."""
+        library = ctypes.CDLL(None)
+        library.malloc.restype = ctypes.c_void_p
+        place = ctypes.c_void_p(library.malloc(ctypes.c_size_t(100_000)))
+        for _ in range(self.frees):
+            library.free(place)
 
     @property
     def profiles(self) -> int:
@@ -309,6 +321,16 @@ def test_the_end_of_the_training_waits_no_longer_than_it_should(agent, dangerous
     session.finish()
     wrong = "the process that writes it down was ended by signal 9: it was not done 0.5 s after it was waited for"
     assert agent.wait_for("profiled") == answer(1, wrong)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="how it is done is this processor's")
+def test_a_copy_does_not_die_of_what_was_given_back_twice(agent, dangerous):
+    dangerous.frees = 2
+    session = agent.session()
+    agent.ask(1, steps=1)
+    until(session, 0, lambda: agent.of("profiled"))
+    assert agent.wait_for("profiled") == answer(1)
+    assert dangerous.done == ["/profile/1", "stop"]
 
 
 def test_what_the_copy_can_not_write_is_told_of_and_not_tried_again(agent, dangerous):
