@@ -132,10 +132,10 @@ lint: venv
 	.venv/bin/lint-imports --no-cache
 
 check: venv lint
-	$(PY) -m pytest tests/house tests/unit tests/scenarios tests/simulation -n $(JOBS)
+	$(PY) -m pytest tests/simulation tests/house tests/unit tests/scenarios -n $(JOBS) --dist worksteal
 
 test: check venv-tf venv-toolkit etcd nets
-	$(PY) -m pytest tests/differential
+	$(PY) -m pytest tests/differential -n $(JOBS) --dist loadfile
 	$(PY) -m pytest tests/conformance tests/integration -m "not localstack" -n $(JOBS)
 	$(PY) -m pytest tests/e2e -m "not hosts and not more" -n $(JOBS) --dist worksteal
 	$(MAKE) wheels

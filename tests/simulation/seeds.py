@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -11,8 +11,9 @@ from pathlib import Path
 
 from keepstep.core.policy import Policy
 from keepstep.intake.policy import load_policy
+from keepstep.simulation.faults import FAULTS
 from keepstep.simulation.many import run_many
-from keepstep.simulation.run import Outcome, run_seed
+from keepstep.simulation.run import Outcome, World, run_seed
 
 POLICY_FILE = Path(__file__).with_name("patient.yaml")
 
@@ -53,6 +54,18 @@ def first_violation(seeds: Iterable[int], policy: Policy | None = None) -> str:
         violations = run_seed(seed, policy or patient()).violations
         if violations:
             return violations[0]
+    return ""
+
+
+def first_violation_of(faults: Collection[str], seeds: Iterable[int]) -> str:
+    """The same where only these faults happen, for bugs that few others bring to light."""
+    chosen = [fault for fault in FAULTS if fault.name in faults]
+    assert len(chosen) == len(faults)
+    for seed in seeds:
+        world = World(seed, patient(), hosts=2, last_step=40)
+        world.play(chosen)
+        if world.checkers.violations:
+            return world.checkers.violations[0]
     return ""
 
 
