@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import compress, islice
-from operator import is_, is_not
+from operator import attrgetter, is_, is_not
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -30,6 +30,8 @@ _READ: dict[str, Any] = {
     "charges": Charges,
 }
 _VARYING = tuple(name for name in names_of(State) if name not in ("job", "policy", "cluster"))
+_PARTS = (*_VARYING, *(f"cluster.{name}" for name in names_of(Cluster)))
+_state_values, _cluster_values = attrgetter(*_VARYING), attrgetter(*names_of(Cluster))
 _TABLES = (
     "absent", "sighted", "cluster.nodes", "cluster.acks", "cluster.statuses", "cluster.uploads", "cluster.checks",
 )  # fmt: skip
@@ -106,7 +108,8 @@ class Digests:
     """Digests of one node's successive turns: only what has changed since the last one is read again."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, tuple[object, int]] = {}
+        self._values: Sequence[object] = ()
+        self._digests: list[int] = []
         self._generation: tuple[object, int] = (None, 0)
 
     def of(self, event: str, now: float, decision: Decision) -> str:
@@ -118,24 +121,26 @@ class Digests:
             decision: what was decided.
         """
         state = decision.state
-        parts = [_digest((event, now, decision.actions))]
-        parts += [self._part(name, getattr(state, name)) for name in _VARYING]
-        parts += [self._part(f"cluster.{name}", getattr(state.cluster, name)) for name in names_of(Cluster)]
+        values = (*_state_values(state), *_cluster_values(state.cluster))
+        if not self._digests:
+            self._digests = [self._part(name, value, None, 0) for name, value in zip(_PARTS, values, strict=True)]
+        else:
+            # A state's parts are replaced, never changed; and most are kept, so that no Python code looks at each.
+            for at in compress(range(len(values)), map(is_not, values, self._values)):
+                self._digests[at] = self._part(_PARTS[at], values[at], self._values[at], self._digests[at])
+        self._values = values
+        parts = [_digest((event, now, decision.actions)), *self._digests]
         return f"{_digest(parts):016x}"
 
-    def _part(self, name: str, value: object) -> int:
-        before, digest = self._parts.get(name, (None, 0))
-        if before is not value or name not in self._parts:  # a state's parts are replaced, never changed
-            if name in _TABLES and isinstance(value, dict):
-                digest = _sum(value, before, digest)
-            elif isinstance(value, GenerationRecord):
-                digest = self._record(value)
-            elif isinstance(value, Seen):
-                digest = _digest((self._record(value.record), value.revision))
-            else:
-                digest = _digest(value)
-            self._parts[name] = (value, digest)
-        return digest
+    def _part(self, name: str, value: object, before: object, digest: int) -> int:
+        """The digest of a part, whose value was `before` when it was `digest`."""
+        if name in _TABLES and isinstance(value, dict):
+            return _sum(value, before, digest)
+        if isinstance(value, GenerationRecord):
+            return self._record(value)
+        if isinstance(value, Seen):
+            return _digest((self._record(value.record), value.revision))
+        return _digest(value)
 
     def _record(self, record: Any) -> int:
         """The digest of a record; the generation's is long, and a state has it twice."""
