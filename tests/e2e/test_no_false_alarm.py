@@ -16,9 +16,7 @@ CHECKPOINTS, EPOCHS = (200, 40) if os.environ.get("KEEPSTEP_TEST_ALL") else (12,
 STEPS = 20  # of an epoch of uneven.py
 HOUR_S = 3600.0
 CLOSE = ("hang.factor=2", "hang.floor=3s", "hang.data=90s", "hang.pause=90s")
-"""Much closer than a policy's own. A busy machine's disk alone can hold a checkpoint up for many seconds; and where an
-epoch's iterator goes, tf.data's thread that tunes it may sleep on for up to a minute (2.21), and `fit` with it.
-"""
+"""Much closer than a policy's own; a busy machine's disk alone can hold a checkpoint up for many seconds."""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.more, pytest.mark.timeout(HOUR_S)]
 
