@@ -8,7 +8,7 @@ from typing import Any
 
 from keepstep_worker import streaming
 from keepstep_worker.slab import Reader, Write, fill
-from keepstep_worker.streaming import Source
+from keepstep_worker.streaming import Source, source_of
 
 _LARGE_BYTES = 64 << 10
 _READ_MAX = 128
@@ -108,13 +108,7 @@ def _bytes_of(value: Any) -> memoryview:
 
 
 def _source_of(value: Any) -> Source:
-    import numpy
-
-    raw = _bytes_of(value)
-    if not raw.nbytes:
-        return Source(0, 0, raw)
-    owner = numpy.frombuffer(raw, "uint8")
-    return Source(owner.__array_interface__["data"][0], owner.nbytes, owner)
+    return source_of(_bytes_of(value))
 
 
 @functools.cache

@@ -26,6 +26,16 @@ class Source(NamedTuple):
     owner: Any
 
 
+def source_of(raw: memoryview) -> Source:
+    """Return where contiguous bytes are; they may be read-only."""
+    import numpy
+
+    if not raw.nbytes:
+        return Source(0, 0, raw)
+    owner = numpy.frombuffer(raw, "uint8")
+    return Source(owner.__array_interface__["data"][0], owner.nbytes, owner)
+
+
 class _Board(ctypes.Structure):
     """As in stream.c. A processor of this kind lets other threads see what is stored in the order of the stores."""
 

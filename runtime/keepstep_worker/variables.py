@@ -15,9 +15,9 @@ from typing import Any
 
 from keepstep_worker import reading, strings
 from keepstep_worker.session import RestoreError
-from keepstep_worker.shares import in_shares, shares_of
 from keepstep_worker.slab import DTYPES, LOCAL, REPLICATED, Blobs, Place, Tensor
 from keepstep_worker.slab_view import SlabView
+from keepstep_worker.streaming import Copying, source_of
 from keepstep_worker.strings import is_string
 
 Named = tuple[str, Any]
@@ -258,7 +258,7 @@ def _assign_all(view: SlabView, wanted: Sequence[tuple[Any, str]]) -> None:
         empty: list[tuple[Any, str]] = []
         with tf.device("CPU:0"):
             values = [_value(component, view, key, empty) for component, key in wanted[begin:end]]
-        in_shares(shares_of(empty, lambda each: view.raw(each[1]).nbytes), functools.partial(_fill, view))
+        _fill(view, empty)
         for (component, _), value in zip(wanted[begin:end], values):
             # What assign() does, without its name scope and without reading back what was assigned.
             tf.raw_ops.AssignVariableOp(resource=component.handle, value=value)
@@ -294,17 +294,16 @@ def _dimensions(shape: tuple[int, ...]) -> Any:
     return tf.constant(shape, dtype="int32")
 
 
-def _fill(view: SlabView, pairs: Sequence[tuple[Any, str]]) -> None:
-    for value, key in pairs:
-        view.read_into(key, _memory_of(value))
+def _fill(view: SlabView, empty: Sequence[tuple[Any, str]]) -> None:
+    sources = [view.source(key) for _, key in empty]
+    with Copying(source.size_bytes for source in sources) as copying:
+        for (value, _), source in zip(empty, sources):
+            copying.give(_address_of(value), source)
 
 
-def _memory_of(value: Any) -> memoryview:
-    """A tensor's memory, to write to: that is allowed only as long as nobody has seen it."""
-    import numpy
-
-    seen = numpy.frombuffer(memoryview(value).cast("B"), "uint8")
-    return memoryview((ctypes.c_ubyte * seen.nbytes).from_address(seen.ctypes.data)).cast("B")
+def _address_of(value: Any) -> int:
+    """Where a tensor's memory is, to write to: that is allowed only as long as nobody has seen it."""
+    return source_of(memoryview(value).cast("B")).address
 
 
 @functools.cache
@@ -315,7 +314,7 @@ def _fills() -> bool:
     try:
         with tf.device("CPU:0"):
             value = tf.raw_ops.Empty(shape=_dimensions((_LARGE_BYTES,)), dtype="uint8")
-        _memory_of(value)[:] = bytes(range(256)) * (_LARGE_BYTES >> 8)
+        ctypes.memmove(_address_of(value), bytes(range(256)) * (_LARGE_BYTES >> 8), _LARGE_BYTES)
         return bytes(value[-4:].numpy()) == b"\xfc\xfd\xfe\xff" and int(value[1]) == 1
     except Exception:  # whatever they raise: then it is done the other way
         return False

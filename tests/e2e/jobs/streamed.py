@@ -10,6 +10,7 @@ from keepstep_worker import streaming
 from keepstep_worker.streaming import Source
 
 BEFORE = 128
+LARGE = (16_383, 16_384, 16_448, 40_000, 1 << 20, (3 << 20) + 77)
 
 
 def source_of(data: bytearray) -> Source:
@@ -49,7 +50,7 @@ def main() -> None:
     for function in (compiled, None):
         streaming._stream = lambda function=function: function  # type: ignore[assignment]
         wrong = [(size, at) for size in range(1, 300) for at in range(0, 64, 7) if not copied(size, at, 63 - at)]
-        wrong += [(size, at) for size in (1 << 20, (3 << 20) + 77) for at in (0, 1, 63) if not copied(size, at, at)]
+        wrong += [(size, at) for size in LARGE for at in (0, 1, 63) if not copied(size, at, 64 - at)]
         refused = refuses(memoryview(bytearray(9))) and refuses(memoryview(bytes(8)))
         together = are_copied_together([1, 70_000, (9 << 20) + 13, *range(2, 400)])
         found = {"compiled": function is not None, "wrong": wrong, "refused": refused, "together": together}

@@ -68,7 +68,9 @@ def main() -> None:
 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    options.autotune.enabled = False  # its thread may sleep on for a minute where an iterator goes, and `fit` with it (2.21)
+    options.autotune.enabled = (
+        False  # its thread may sleep on for a minute where an iterator goes, and `fit` with it (2.21)
+    )
     data = tf.data.Dataset.range(STEPS).map(batch).with_options(options)
     held_out = tf.data.Dataset.from_tensors((x[0], np.argmax(x[0][:, :3], axis=1))).repeat(EVALUATIONS)
     with strategy.scope():
