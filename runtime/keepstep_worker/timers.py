@@ -1,7 +1,7 @@
 """TensorFlow's own patience with its peers: bounded by the policy where the script says nothing of it.
 
 By default a worker waits an hour for a peer that never comes. The strategies name no times when they configure the
-coordination service, so what they leave out is filled in.
+coordination service, so what they leave out is filled in; and who leads it is waited for (`meeting.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import inspect
 import os
 from collections.abc import Callable
 from typing import Any
+
+from keepstep_worker.meeting import await_leader
 
 _VARIABLES = {
     "heartbeat_timeout_in_ms": "KEEPSTEP_HEARTBEAT_S",
@@ -45,6 +47,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
         for name, value in presets().items():
             if name in signature.parameters and not bound.arguments.get(name):
                 bound.arguments[name] = value
+        await_leader(str(bound.arguments.get("service_leader", "")))
         return original(*bound.args, **bound.kwargs)
 
     return configure
