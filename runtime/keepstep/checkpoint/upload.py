@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from keepstep.checkpoint.digests import combine_crc32c, file_chunks, file_crc32c, format_digest
+from keepstep.checkpoint.digests import combine_crc32c, file_chunks, file_crc32c, format_digest, parallel_crc32c
 from keepstep.checkpoint.keys import ManifestName, local_key, replicated_key
 from keepstep.checkpoint.manifest import LOCAL, REPLICATED, StoredObject
 from keepstep.checkpoint.safetensors import SlabLayout, read_layout, read_slab
@@ -74,8 +74,8 @@ def measure_slab(fd: int, size_bytes: int) -> SlabDigests:
     local_at = layout.head_bytes + layout.replicated_bytes
     return SlabDigests(
         layout,
-        format_digest(file_crc32c(fd, layout.head_bytes, layout.replicated_bytes)),
-        format_digest(file_crc32c(fd, local_at, layout.local_bytes)),
+        format_digest(parallel_crc32c(fd, layout.head_bytes, layout.replicated_bytes)),
+        format_digest(parallel_crc32c(fd, local_at, layout.local_bytes)),
     )
 
 

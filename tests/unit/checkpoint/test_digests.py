@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.checkpoint import digests
 from keepstep.checkpoint.digests import (
     CHUNK_BYTES,
     ShortSlab,
@@ -15,6 +16,7 @@ from keepstep.checkpoint.digests import (
     file_crc32c,
     format_digest,
     is_digest,
+    parallel_crc32c,
 )
 from tests.support.slabs import memory_file
 
@@ -62,3 +64,18 @@ def test_digests_are_text():
     assert is_digest("crc32c:000000ab")
     for other in ("", "crc32c:", "crc32c:000000AB", "crc32c:000000ab0", "sha256:000000ab", "crc32c:000000ab\n"):
         assert not is_digest(other)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 64])
+def test_several_threads_come_to_the_same(cores, monkeypatch):
+    monkeypatch.setattr(digests, "_PART_BYTES", 1000)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    content = os.urandom(25_500)
+    fd = memory_file(content)
+    try:
+        for start, size in ((0, len(content)), (7, 25_001), (7, 999), (7, 1000), (7, 1001), (3, 0)):
+            assert parallel_crc32c(fd, start, size) == crc32c(content[start : start + size])
+        with pytest.raises(ShortSlab, match="ends at byte 25500, 7 bytes before"):
+            parallel_crc32c(fd, 7, len(content))
+    finally:
+        os.close(fd)
