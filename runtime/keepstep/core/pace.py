@@ -29,6 +29,10 @@ SNAPSHOT_EVERY_MAX = 1024
 FIRST_SNAPSHOT_EVERY = 8
 """Steps between snapshots until their cost is measured, where the policy leaves it to keepstep."""
 
+_NEAR = 1.7
+"""An interval is left alone that is no more than so many times the best one, or so many times shorter: it loses a
+seventh more at the most, and what a snapshot takes differs from one to the next."""
+
 _DUTY_MAX, _SAVES_KEPT, _FAILURES_KEPT = 0.5, 5, 3
 _CLEARLY = 0.8
 """Of the time between two checkpoints: what hardly fits in does not change with every step that is a little slower."""
@@ -77,12 +81,24 @@ def snapshot_every(turn: Turn, generation: GenerationRecord) -> int:
     if current > most or cost <= 0.0:
         return min(current, most)
     wanted = next((2**n for n in range(10) if cost / 2**n <= STALL_RATIO_MAX), SNAPSHOT_EVERY_MAX)
-    if len(generation.failed_at) > 1:
-        step_s = _step_s(turn)
-        best = _young(cost, between_s(turn, generation) / step_s) if step_s > 0.0 else max(1, current)
-        wanted = min(wanted, 2 ** max(0, round(math.log2(best))))
-    wanted = min(wanted, _most(turn, generation, cost, _CLEARLY) if wanted > current else most)
-    return wanted if wanted > current or wanted * 4 <= current else current
+    best = _best_every(turn, generation, cost)
+    if best < wanted:
+        wanted = current if current / _NEAR <= best <= current * _NEAR else 2 ** round(math.log2(best))
+    elif wanted < current < wanted * 4:
+        wanted = current
+    return max(current, min(wanted, _most(turn, generation, cost, _CLEARLY))) if wanted > current else wanted
+
+
+def _best_every(turn: Turn, generation: GenerationRecord, cost: float) -> float:
+    """Steps between snapshots that lose the least time, 1 or more; the present ones where a step's time is unknown.
+
+    Infinite where nothing has failed so far.
+    """
+    if len(generation.failed_at) < 2:
+        return math.inf
+    step_s = _step_s(turn)
+    best = _young(cost, between_s(turn, generation) / step_s) if step_s else generation.snapshot_every
+    return max(1.0, best)
 
 
 def _most(turn: Turn, generation: GenerationRecord, cost: float, room: float = 1.0) -> int:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.facts import Worker
-from keepstep.core.pace import STALL_RATIO_MAX, snapshot_every
+from keepstep.core.pace import SNAPSHOT_EVERY_MAX, STALL_RATIO_MAX, snapshot_every
 from keepstep.core.policy import Policy
 from keepstep.core.records import Member, Phase, Standing, StatusRecord
 from keepstep.core.splits import Split
@@ -80,6 +80,28 @@ def test_a_job_that_is_often_hurt_pays_for_more_snapshots():
     """Snapshots of 40 ms beside steps of 50 ms, hurt each 20 s: sqrt(2 * 0.8 * 400) steps, in powers of two 32."""
     assert every_when_hurt(8, 0.8, 0.05) == every_when_hurt(8, 0.8, 0.05, 60.0) == 256
     assert every_when_hurt(256, 0.8, 0.05, 60.0, 40.0, 20.0, 0.0) == 32
+
+
+@given(powers, st.floats(1e-3, 1.0), st.floats(0.01, 1.0), st.floats(2.0, 600.0))
+def test_a_hurt_job_loses_little_more_than_with_the_best_interval(current, cost, step_s, between_s):
+    """Steps lost from one failure to the next: those that snapshots take, and half an interval that is done again."""
+
+    def lost(interval: float) -> float:
+        return cost * steps / interval + interval / 2
+
+    steps = between_s / step_s
+    found = every_when_hurt(current, cost, step_s, *[between_s * n for n in (3, 2, 1, 0)])
+    best = max(1.0, (2 * cost * steps) ** 0.5)
+    cheap = every(current, cost)
+    assert lost(found) <= 1.15 * lost(best) or found in (cheap, SNAPSHOT_EVERY_MAX)
+
+
+@given(powers, st.floats(1e-3, 1.0), st.floats(0.9, 1.1))
+def test_a_hurt_job_s_interval_settles_although_costs_differ(current, cost, other):
+    once = every_when_hurt(current, cost, 0.05, 60.0, 40.0, 20.0, 0.0)
+    assert every_when_hurt(once, cost, 0.05, 60.0, 40.0, 20.0, 0.0) == once
+    changed = every_when_hurt(once, cost * other, 0.05, 60.0, 40.0, 20.0, 0.0)
+    assert every_when_hurt(changed, cost, 0.05, 60.0, 40.0, 20.0, 0.0) == changed
 
 
 def test_a_job_that_was_hurt_long_ago_does_not():
