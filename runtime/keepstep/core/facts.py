@@ -136,6 +136,7 @@ class Standbys:
         falls: how many were of no use since one was.
         again_at: not before then.
         modules: what workers were seen to import.
+        restarted: whether a worker was started since there were any.
     """
 
     waiting: tuple[Standby, ...] = ()
@@ -143,6 +144,7 @@ class Standbys:
     falls: int = 0
     again_at: float = 0.0
     modules: tuple[str, ...] = ()
+    restarted: bool = False
 
 
 @frozen

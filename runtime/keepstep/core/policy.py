@@ -46,8 +46,8 @@ class Launch(Section):
         failure="a script that does not bear being instrumented",
     )  # fmt: skip
     standby: int = knob(
-        1, "Processes that have TensorFlow imported and wait to become a worker, per worker.", unit="count",
-        failure="restarts of which most is the import of TensorFlow", ge=0, le=4, strict=True,
+        1, "Processes that have TensorFlow imported and wait for a restart; one more after the first restart.",
+        unit="count", failure="restarts of which most is the import of TensorFlow", ge=0, le=4, strict=True,
     )  # fmt: skip
     ranks: int = knob(
         0, "Ranks that mpirun starts on each host; 0: as many as the platform says, or one for each GPU.", unit="count",

@@ -17,9 +17,16 @@ _SILENT_S = 30.0
 
 
 def keep(turn: Turn) -> None:
-    """Start a standby where one is missing, once training runs: until then it would only be in the way."""
+    """Start a standby where one is missing, once training runs: until then it would only be in the way.
+
+    One after the other: two that import at once are both late. Failures come in swarms, so one more waits than the
+    policy says after the first restart.
+    """
     state, known = turn.state, turn.state.standbys
-    if len(known.waiting) >= state.policy.launch.standby or known.falls >= FALLS_MAX or not known.modules:
+    wanted = state.policy.launch.standby
+    if not wanted or len(known.waiting) >= wanted + known.restarted or known.falls >= FALLS_MAX or not known.modules:
+        return
+    if not all(each.is_ready for each in known.waiting):
         return
     if turn.interrupted or not state.workers or state.workers[0].stopping or not stands_by(state.job):
         return
@@ -35,11 +42,13 @@ def keep(turn: Turn) -> None:
 
 def take(turn: Turn) -> str:
     """Have a standby for a worker that is about to start, a ready one first; empty where there is none."""
-    waiting = turn.state.standbys.waiting
-    if not waiting:
+    known = turn.state.standbys
+    if known.starts:
+        _set(turn, restarted=True)
+    if not known.waiting:
         return ""
-    taken = next((each for each in waiting if each.is_ready), waiting[0])
-    _set(turn, waiting=tuple(each for each in waiting if each is not taken))
+    taken = next((each for each in known.waiting if each.is_ready), known.waiting[0])
+    _set(turn, waiting=tuple(each for each in known.waiting if each is not taken))
     return taken.standby_id
 
 

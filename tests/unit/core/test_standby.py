@@ -28,6 +28,20 @@ def started(turn: Turn) -> list[str]:
     return [action.standby_id for action in turn.actions if isinstance(action, StartStandby)]
 
 
+def kept(found: State) -> list[str]:
+    """The standbys that are started while each that was is ready in its turn."""
+    names = []
+    for _ in range(5):
+        turn = Turn(found, NOW)
+        standby.keep(turn)
+        names += started(turn)
+        for each in started(turn):
+            standby.on_standby_ready(turn, e.StandbyReady(each))
+        found = turn.state
+    assert len(names) == len(set(names))
+    return names
+
+
 def test_a_ready_one_is_taken_before_one_that_still_imports():
     turn = Turn(replace(state(), standbys=Standbys((Standby("a"), Standby("b", is_ready=True)))), NOW)
     assert [standby.take(turn), standby.take(turn), standby.take(turn)] == ["b", "a", ""]
@@ -40,14 +54,31 @@ def test_one_that_still_imports_is_better_than_none():
 
 @pytest.mark.parametrize(("wanted", "starts"), [(0, 0), (1, 1), (3, 3)])
 def test_there_are_as_many_as_the_policy_says(wanted, starts):
-    found = state(f"launch.standby={wanted}")
-    names = []
-    for _ in range(5):
-        turn = Turn(found, NOW)
-        standby.keep(turn)
-        names += started(turn)
-        found = turn.state
-    assert len(names) == len(set(names)) == starts
+    assert len(kept(state(f"launch.standby={wanted}"))) == starts
+
+
+def test_they_are_started_one_after_the_other():
+    turn = Turn(state("launch.standby=2"), NOW)
+    standby.keep(turn)
+    standby.keep(turn)
+    [first] = started(turn)
+    standby.on_standby_ready(turn, e.StandbyReady(first))
+    standby.keep(turn)
+    assert len(started(turn)) == 2
+
+
+@pytest.mark.parametrize(("policy", "starts"), [(0, 0), (1, 2), (2, 3)])
+def test_one_more_waits_after_the_first_restart(policy, starts):
+    begun = state(f"launch.standby={policy}")
+    turn = Turn(replace(begun, standbys=replace(begun.standbys, waiting=(Standby("a"),), starts=1)), NOW)
+    assert standby.take(turn) == "a"
+    assert len(kept(turn.state)) == starts
+
+
+def test_the_first_start_is_no_restart():
+    turn = Turn(state(), NOW)
+    assert standby.take(turn) == ""
+    assert len(kept(turn.state)) == 1
 
 
 def test_a_script_that_imports_nothing_large_needs_none():
