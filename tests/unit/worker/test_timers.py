@@ -69,3 +69,12 @@ def test_an_older_tensorflow_is_left_alone(install):
     context.configure_coordination_service("standalone")
     assert context.configured == "standalone"
     timers.install(SimpleNamespace())
+
+
+@pytest.mark.parametrize("named", [("standalone", "/job:worker/replica:0/task:0"), ("standalone",)])
+def test_the_leader_is_waited_for_before_anything_is_configured(install, monkeypatch, named):
+    context, awaited = install(Context), []
+    monkeypatch.setattr(timers, "await_leader", lambda name: awaited.append((name, dict(context.configured))))
+    context.configure_coordination_service(*named)
+    assert awaited == [(named[1] if len(named) > 1 else "", {})]
+    assert context.configured
