@@ -5,7 +5,6 @@ Two workers that start 30 ms apart were measured to meet after 1.1 s, where it t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -32,9 +31,13 @@ def await_leader(name: str, environ: Mapping[str, str] = os.environ) -> None:
         return
     until, pause_s = time.monotonic() + PATIENCE_S, _FIRST_S
     while time.monotonic() < until:
-        with contextlib.suppress(OSError), socket.create_connection(place, _ANSWER_S):
+        try:
+            socket.create_connection(place, _ANSWER_S).close()
             return
-        time.sleep(pause_s)
+        except OSError:
+            time.sleep(pause_s)
+        except ValueError:  # no name that can be: TensorFlow says so in its own words
+            return
         pause_s = min(2 * pause_s, _LONGEST_S)
 
 
@@ -50,6 +53,6 @@ def _place_of(name: str, tf_config: str) -> tuple[str, int] | None:
         if (own["type"], int(own["index"])) == (kind, index):
             return None
         host, _, port = address.rpartition(":")
-        return host.strip("[]"), int(port)
+        return (host.strip("[]"), int(port)) if 0 < int(port) < 1 << 16 else None
     except (ValueError, TypeError, LookupError, AttributeError):  # a script may put there what it likes
         return None

@@ -75,6 +75,14 @@ def test_a_leader_that_never_comes_is_tensorflows_affair(place, pauses, monkeypa
         ("/job:worker/replica:0/task:0", '{"cluster": {"worker": [7]}, "task": {"type": "worker", "index": 1}}'),
         ("/job:worker/replica:0/task:0", '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 1}}'),
         ("/job:worker/replica:0/task:0", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": "x"}}'),
+        (
+            "/job:worker/replica:0/task:0",
+            '{"cluster": {"worker": ["::1:70000"]}, "task": {"type": "worker", "index": 1}}',
+        ),
+        (
+            "/job:worker/replica:0/task:0",
+            f'{{"cluster": {{"worker": ["{"a" * 64}.b:1"]}}, "task": {{"type": "worker", "index": 1}}}}',
+        ),
     ],
 )
 def test_nobody_is_waited_for_where_it_is_this_one_or_unknown(place, pauses, name, tf_config):
