@@ -123,9 +123,9 @@ def has_members(pgid: int) -> bool:
     return True
 
 
-def become_subreaper() -> None:
-    """Have orphans among all descendants become children of this process."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def become_subreaper(*, becomes: bool = True) -> None:
+    """Have orphans among all descendants become children of this process from now on, or of its ancestors again."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, becomes)
 
 
 def die_with_parent(parent: int) -> None:

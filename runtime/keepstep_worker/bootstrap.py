@@ -18,7 +18,6 @@ train.py`, is instrumented; no other one is.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib
 import importlib.machinery
@@ -33,12 +32,11 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from keepstep_worker import firsterror, forerunner, hook, identity, rank, standby, wire
+from keepstep_worker.forkserver import die_with_parent
 from keepstep_worker.session import Session
 
-_PR_SET_PDEATHSIG = 1
 _EXIT_USAGE = 2
 _SHELL = "/bin/sh"
-_EXIT_ORPHANED = 143
 _INSTRUMENTED = {
     "tensorflow.python.distribute.collective_all_reduce_strategy": "keepstep_worker.initial_values",
     "keras.src.backend.tensorflow.trainer": "keepstep_worker.keras3",
@@ -75,7 +73,7 @@ def main() -> None:
         del sys.argv[1]
     server: identity.Identity | None = None
     if forerunner.is_forerunner() or standby.is_standby() or identity.is_worker() or identity.is_server():
-        _die_with_parent(identity.parent_pid())
+        die_with_parent(identity.parent_pid())
     if identity.is_server():
         server = identity.read_identity()
         identity.disown_servers()
@@ -141,14 +139,6 @@ def _leave_world(error: BaseException) -> NoReturn:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code & 0xFF if isinstance(code, int) else 1)
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the agent ends, and go at once where that has happened already."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if parent_pid and os.getppid() != parent_pid:
-        os._exit(_EXIT_ORPHANED)
 
 
 def _write_stacks_on_demand(path: str) -> None:

@@ -1,9 +1,10 @@
 """The standby: a worker's process that has its large imports behind it and waits to be told which worker it is.
 
 Importing TensorFlow is the largest part of a restart. A standby has done it with the interpreter, the flags and the
-environment of a worker; then it takes over a worker's environment, arguments and descriptors, and runs the script as a
-fresh process would. What the script sets in its environment before its own import has to be known by then: it is learnt
-from the first worker (`Imports`), and where it turns out to be otherwise, the process starts afresh in its own place.
+environment of a worker, or is a copy of a process that has (`forkserver`); then it takes over a worker's environment,
+arguments and descriptors, and runs the script as a fresh process would. What the script sets in its environment before
+its own import has to be known by then: it is learnt from the first worker (`Imports`), and where it turns out to be
+otherwise, the process starts afresh in its own place.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-from keepstep_worker import hook, identity
+from keepstep_worker import forkserver, hook, identity
 from keepstep_worker.channel import Channel, ChannelClosed
 
 LARGE = ("tensorflow", "keras", "tf_keras")
@@ -163,7 +164,7 @@ def is_standby(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def wait() -> Held:
-    """Import the modules that the command line names, then wait until this process is to be a worker.
+    """Import the modules that the command line names, then wait until this process, or a copy of it, is to be a worker.
 
     When this returns, the command line, the environment and the descriptors are that worker's. The process ends where
     the agent hangs up.
@@ -177,13 +178,33 @@ def wait() -> Held:
         with hook.collector_at_rest():
             importlib.import_module(name)
         set_by[name] = {each: value for each, value in os.environ.items() if each not in before}
-    channel.send({"kind": "ready", "files": {name: str(sys.modules[name].__file__ or "") for name in names}})
-    descriptors = awaited(channel)
-    channel.close()
     wake()
+    _flush()  # else each copy would print it again
+    ready = {"kind": "ready", "files": {name: str(sys.modules[name].__file__ or "") for name in names}}
+    channel.send(ready | {"can_fork": forkserver.can_fork()})
+    channel, descriptors = _multiply(channel, ready)
+    channel.close()
     command = _become(*descriptors)
     held = {name: sys.modules[name] for name in LARGE if name in sys.modules}
     return Held(held, imported_with, command, set_by)
+
+
+def _multiply(channel: Channel, ready: dict[str, Any]) -> tuple[Channel, list[int]]:
+    """Make copies of this process until it, or the copy in which this returns, is told which worker it is."""
+    while True:
+        message, descriptors = _received(channel)
+        if message.get("kind") != "fork":
+            return channel, descriptors
+        endpoint, *outputs = descriptors
+        try:
+            if forkserver.fork(*outputs):
+                channel.close()
+                channel = Channel.from_fd(endpoint)
+                channel.send(ready | {"pid": os.getpid()})
+                continue
+        except OSError:  # the agent sees that nobody is at the other end
+            pass
+        os.close(endpoint)
 
 
 def awaited(channel: Channel) -> list[int]:
@@ -191,13 +212,17 @@ def awaited(channel: Channel) -> list[int]:
 
     The process ends where the agent hangs up.
     """
+    return _received(channel)[1]
+
+
+def _received(channel: Channel) -> tuple[dict[str, Any], list[int]]:
     while True:
         try:
             received = channel.receive(None)
         except ChannelClosed:
             os._exit(_ENDED)
         if received is not None:
-            return received[1]
+            return received
 
 
 def _become(wire_fd: int, socket_fd: int, worker_fd: int) -> list[str]:
@@ -215,12 +240,16 @@ def _become(wire_fd: int, socket_fd: int, worker_fd: int) -> list[str]:
 
 def _start_afresh(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Run the worker's command in this process's place, from the beginning. Does not return."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+    _flush()
     for name in identity.DESCRIPTOR_VARIABLES:
         os.set_inheritable(int(environment[name]), True)
     os.execvpe(command[0], list(command), dict(environment))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def _nothing(_: dict[str, Any]) -> None:

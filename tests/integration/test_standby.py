@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from keepstep import kernel
 from keepstep.init import FORWARDED
 from keepstep_worker import wire as wires
 from tests.support.fake_agent import DEADLINE_S, FakeAgent
@@ -122,11 +123,22 @@ class Waiting:
             file.write(json.dumps(worker).encode())
             file.flush()
             file.seek(0)
-            rights = array.array("i", (self.agent.wire_fd, endpoint.fileno(), file.fileno()))
-            self.ours.sendmsg([b"{}"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            send(self.ours, b"{}", self.agent.wire_fd, endpoint.fileno(), file.fileno())
             endpoint.close()
-            output, errors = self.process.communicate(timeout=60)
+            return self.ends()
+
+    def hung_up_on(self) -> tuple[int, bytes, bytes]:
+        """Its end where the agent wants nothing of it any more."""
+        self.ours.close()
+        return self.ends()
+
+    def ends(self) -> tuple[int, bytes, bytes]:
+        output, errors = self.process.communicate(timeout=60)
         return self.process.returncode, output, errors
+
+
+def send(endpoint: socket.socket, packet: bytes, *fds: int) -> None:
+    endpoint.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
 
 
 class Standby(Waiting):
@@ -134,6 +146,41 @@ class Standby(Waiting):
 
     def __init__(self, agent: FakeAgent, folder: Path, **settings: str) -> None:
         super().__init__(agent, folder, "KEEPSTEP_STANDBY_FD", "tensorflow", **settings)
+
+
+class Copy(Waiting):
+    """A standby that a fork server has made: a child of this process, which stands in for the agent."""
+
+    def __init__(self, server: Standby) -> None:
+        self.agent, self.folder = server.agent, server.folder
+        self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.ours.settimeout(DEADLINE_S)
+        pipes = [os.pipe(), os.pipe()]
+        self.outputs = [os.fdopen(read, "rb") for read, _ in pipes]
+        with theirs:
+            send(server.ours, b'{"kind": "fork"}', theirs.fileno(), *(write for _, write in pipes))
+        for _, write in pipes:
+            os.close(write)
+        self.pid = 0
+
+    def ready(self) -> dict[str, object]:
+        told = super().ready()
+        self.pid = told["pid"]
+        return told
+
+    def ends(self) -> tuple[int, bytes, bytes]:
+        output, errors = (each.read() for each in self.outputs)
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        for each in self.outputs:
+            each.close()
+        return code, output, errors
+
+
+@pytest.fixture
+def subreaper():
+    kernel.become_subreaper()
+    yield
+    kernel.become_subreaper(becomes=False)
 
 
 def forerunner(agent: FakeAgent, folder: Path, *command: str) -> Waiting:
@@ -162,8 +209,7 @@ def test_a_forerunner_runs_a_script_as_plain_python_does(agent, folder, name):
 
 def test_a_forerunner_ends_where_the_agent_hangs_up(agent, folder):
     process = forerunner(agent, folder, *COMMAND)
-    process.ours.close()
-    assert (*process.process.communicate(timeout=60), process.process.returncode) == (b"", b"", 0)
+    assert process.hung_up_on() == (0, b"", b"")
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, *MORE_SCRIPTS])
@@ -173,6 +219,7 @@ def test_a_script_is_run_as_under_plain_python(agent, folder, name):
     standby = Standby(agent, folder, **settings)
     assert standby.ready() == {
         "kind": "ready", "files": {"tensorflow": str(folder.parent / "site" / "tensorflow" / "__init__.py")},
+        "can_fork": True,
     }  # fmt: skip
     assert standby.becomes(*COMMAND) == plainly(folder, *COMMAND)
     assert agent.of("unfit") == []
@@ -228,9 +275,7 @@ def test_its_settings_are_not_those_of_the_script(agent, folder):
 def test_it_ends_where_the_agent_hangs_up(agent, folder):
     standby = Standby(agent, folder)
     standby.ready()
-    standby.ours.close()
-    output, errors = standby.process.communicate(timeout=60)
-    assert (standby.process.returncode, output, errors) == (0, b"", b"")
+    assert standby.hung_up_on() == (0, b"", b"")
 
 
 def test_an_import_that_fails_says_why(agent, folder):
@@ -241,3 +286,96 @@ def test_an_import_that_fails_says_why(agent, folder):
     _, errors = standby.process.communicate(timeout=60)
     assert standby.process.returncode == 1
     assert errors.endswith(b"OSError: libcuda.so\n")
+
+
+# --- copies --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, *MORE_SCRIPTS])
+def test_a_copy_runs_a_script_as_plain_python_does(agent, folder, subreaper, name):
+    write_script(folder, name)
+    server = Standby(agent, folder, **({"TF_MODE": "script"} if name == "settings" else {}))
+    server.ready()
+    copy = Copy(server)
+    copy.ready()
+    assert copy.becomes(*COMMAND) == plainly(folder, *COMMAND)
+    assert agent.of("unfit") == []
+    assert server.hung_up_on() == (0, b"", b"")
+
+
+def test_a_copy_leads_a_session_of_its_own_and_is_a_child_of_the_agent(agent, folder, subreaper):
+    server = Standby(agent, folder)
+    files = server.ready()["files"]
+    copies = [Copy(server) for _ in range(3)]
+    told = [copy.ready() for copy in copies]
+    assert told == [{"kind": "ready", "files": files, "pid": copy.pid} for copy in copies]
+    assert len({copy.pid for copy in copies}) == 3
+    for copy in copies:
+        assert (os.getpgid(copy.pid), os.getsid(copy.pid)) == (copy.pid, copy.pid)
+        assert kernel.processes()[copy.pid].parent == os.getpid()
+    assert server.hung_up_on() == (0, b"", b"")
+    assert [copy.hung_up_on() for copy in copies] == [(0, b"", b"")] * 3
+
+
+def test_a_copy_that_is_not_the_agents_child_ends(agent, folder):
+    """Where the kernel gives orphans to somebody else, nobody would see its exit; its fork server can do without."""
+    (folder / "script.py").write_text("import tensorflow\nprint(tensorflow.value)")
+    server = Standby(agent, folder)
+    server.ready()
+    copy = Copy(server)
+    with copy.ours:
+        assert copy.ours.recv(65536) == b""
+    assert [output.read() for output in copy.outputs] == [b"", b""]
+    for output in copy.outputs:
+        output.close()
+    assert server.becomes("script.py") == (0, b"2\n", b"")
+
+
+def test_what_an_import_has_written_is_not_written_by_each_copy(agent, folder, subreaper):
+    """The agent passes it on: here is only what the server has written itself."""
+    with open(folder.parent / "site" / "tensorflow" / "part.py", "a") as file:
+        file.write("\nprint('imported')")
+    (folder / "script.py").write_text("import tensorflow\nprint('script')")
+    server = Standby(agent, folder)
+    server.ready()
+    copy = Copy(server)
+    copy.ready()
+    assert copy.becomes("script.py") == (0, b"script\n", b"")
+    assert server.hung_up_on() == (0, b"imported\n", b"")
+
+
+def test_copies_draw_other_numbers(agent, folder, subreaper):
+    """What modules draw from must not begin alike in all of them."""
+    package = folder.parent / "site" / "numpy"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "random.py").write_text("import os\ndef seed():\n    global drawn\n    drawn = os.urandom(8)\nseed()")
+    (folder.parent / "site" / "tensorflow" / "part.py").write_text("import numpy.random, random\nnumber = 1")
+    (folder / "script.py").write_text("import numpy.random, random\nprint(random.random(), numpy.random.drawn.hex())")
+    server = Standby(agent, folder)
+    server.ready()
+    drawn = set()
+    for copy in [Copy(server), Copy(server)]:
+        copy.ready()
+        drawn.update(copy.becomes("script.py")[1].split())
+    assert len(drawn) == 4
+    assert server.hung_up_on() == (0, b"", b"")
+
+
+def a_driver() -> str:
+    """A device that is neither memory nor a terminal."""
+    for path in ("/dev/fuse", "/dev/net/tun", "/dev/vsock", "/dev/hwrng"):
+        if os.access(path, os.R_OK):
+            return path
+    pytest.skip("no driver can be opened here")
+
+
+@pytest.mark.parametrize("holds", ["a thread", "a driver"])
+def test_an_import_that_holds_what_a_copy_would_not_have_is_told(agent, folder, holds):
+    thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    with open(folder.parent / "site" / "tensorflow" / "part.py", "a") as file:
+        file.write("\n" + (thread if holds == "a thread" else f"import os\nos.open({a_driver()!r}, 0)"))
+    (folder / "script.py").write_text("import tensorflow\nprint(tensorflow.value)")
+    standby = Standby(agent, folder)
+    assert standby.ready()["can_fork"] is False
+    assert standby.becomes("script.py") == (0, b"2\n", b"")

@@ -1,17 +1,36 @@
-"""Standbys of this host: what they import, and how one of them becomes a worker."""
+"""Standbys of this host: what they import, how they come into being, and how one of them becomes a worker.
+
+The first one is started and makes its imports. Once it has, it stays behind as the fork server
+(`keepstep_worker/forkserver.py`), and the standbys are copies of it, until a script turns out to import something else,
+or otherwise. While a copy is not there, the fork server stands in for it: it can become the worker itself.
+"""
 
 from __future__ import annotations
 
+import array
 import asyncio
+import contextlib
 import json
+import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from keepstep import kernel
 from keepstep.adapters.memory import available_bytes
-from keepstep.adapters.processes import ProcessHost, WorkerProcess, WorkerSpec
+from keepstep.adapters.processes import (
+    Orphan,
+    ProcessHost,
+    Pumps,
+    Started,
+    WorkerProcess,
+    WorkerSpec,
+    copied,
+    discard,
+    is_child,
+)
 from keepstep.app.forerunner import Forerunner, hand_over
 from keepstep.core.actions import StartStandby
 from keepstep.core.events import Event, StandbyGone, StandbyReady, WorkerImported
@@ -26,10 +45,11 @@ _OOM_SCORE_ADJ = 1000
 
 @dataclass
 class _Standby:
-    """One that waits: its process, this end of its socket, and what it is to import from where."""
+    """A process that waits, this end of its socket, how it was started, and what it is to import from where."""
 
     process: WorkerProcess
     endpoint: socket.socket
+    spec: WorkerSpec
     files: Mapping[str, str]
 
 
@@ -53,6 +73,8 @@ class Standbys:
         self._host, self._post, self._forerunner = host, post, forerunner
         self._started: set[str] = set()
         self._waiting: dict[str, _Standby] = {}
+        self._fork_server: _Standby | None = None
+        self._copying: set[socket.socket] = set()
         self._learnt = _Learnt()
         self._became: tuple[str, str, socket.socket] | None = None
 
@@ -60,6 +82,7 @@ class Standbys:
         """A worker says what it imports, or that what its standby has imported does not suit its script."""
         if message.get("kind") == "unfit":
             self._learnt = _Learnt()
+            self._dismiss_fork_server()
             names = ", ".join(map(str, message.get("variables", ())))
             if self._became is not None and self._became[0] == worker_id:
                 self._post(StandbyGone(self._became[1], f"the script sets {names} otherwise"))
@@ -80,29 +103,37 @@ class Standbys:
         if available_bytes() < MEMORY_BYTES_MIN:
             self._post(StandbyGone(action.standby_id, "too little memory is free", _AGAIN_S))
             return
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
         files, standby_id = dict(self._learnt.files), action.standby_id
         spec = replace(
             worker,
             worker_id=standby_id,
             argv=(*action.command, *files),
-            env=self._learnt.applied_to(worker.env) | {"KEEPSTEP_STANDBY_FD": str(theirs.fileno())},
+            env=self._learnt.applied_to(worker.env),
             prefix=f"[{self._host} standby] ",
-            pass_fds=(theirs.fileno(),),
             oom_score_adj=_OOM_SCORE_ADJ,
             held=True,
         )
+        server = self._fork_server
+        if server is not None and (server.spec.argv, server.spec.env) == (spec.argv, spec.env):
+            self._copy(standby_id, server, processes)
+            return
+        self._dismiss_fork_server()
+        self._start_afresh(spec, files, processes)
+
+    def _start_afresh(self, spec: WorkerSpec, files: Mapping[str, str], processes: ProcessHost) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        env = {**spec.env, "KEEPSTEP_STANDBY_FD": str(theirs.fileno())}
         with theirs:
             try:
-                process = processes.start(spec)
+                process = processes.start(replace(spec, env=env, pass_fds=(theirs.fileno(),)))
             except OSError as error:
                 ours.close()
-                self._post(StandbyGone(standby_id, str(error), _AGAIN_S))
+                self._post(StandbyGone(spec.worker_id, str(error), _AGAIN_S))
                 return
-        self._started.add(standby_id)
-        self._waiting[standby_id] = _Standby(process, ours, files)
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._receive, standby_id)
+        self._started.add(spec.worker_id)
+        self._waiting[spec.worker_id] = _Standby(process, ours, spec, files)
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._receive, spec.worker_id, processes)
 
     def take(self, standby_id: str, worker: WorkerSpec, processes: ProcessHost) -> WorkerProcess | None:
         """Have a standby become this worker, at once or as soon as it has its imports; without one, the forerunner.
@@ -112,11 +143,14 @@ class Standbys:
         standby = self._forget(standby_id)
         if standby is None:
             return self._take_forerunner(worker, processes)
-        process = processes.rename(standby_id, worker)
+        if standby is self._fork_server:
+            self._fork_server = None
+        name = standby.process.worker_id
+        process = processes.rename(name, worker)
         if process is None:
             standby.endpoint.close()
             return None
-        self._started.discard(standby_id)
+        self._started.discard(name)
         self._let_go()
         # closed too early, it would take back what was sent
         self._became = worker.worker_id, standby_id, standby.endpoint
@@ -143,15 +177,19 @@ class Standbys:
         if worker_id not in self._started:
             return False
         self._started.discard(worker_id)
-        standby = self._forget(worker_id)
-        if standby is not None:
-            standby.endpoint.close()
-            self._post(StandbyGone(worker_id, detail))
+        if self._fork_server is not None and self._fork_server.process.worker_id == worker_id:
+            self._dismiss_fork_server()
+        for standby_id, standby in list(self._waiting.items()):
+            if standby.process.worker_id == worker_id:
+                self._forget(standby_id)
+                standby.endpoint.close()
+                self._post(StandbyGone(standby_id, detail))
         return True
 
     def close(self) -> None:
         """Hang up on all of them: they end."""
         self._let_go()
+        self._dismiss_fork_server()
         if self._forerunner is not None:
             self._forerunner.dismiss()
             self._forerunner = None
@@ -171,18 +209,76 @@ class Standbys:
             asyncio.get_running_loop().remove_reader(standby.endpoint.fileno())
         return standby
 
-    def _receive(self, standby_id: str) -> None:
+    def _receive(self, standby_id: str, processes: ProcessHost) -> None:
+        """A process says that it has its imports behind it."""
         standby = self._waiting[standby_id]
-        try:
-            packet = standby.endpoint.recv(_MESSAGE_BYTES_MAX)
-        except OSError:
-            packet = b""
-        asyncio.get_running_loop().remove_reader(standby.endpoint.fileno())
-        if not packet:  # its exit is reported elsewhere
+        ready = _received(standby.endpoint)
+        if ready is None:  # its exit is reported elsewhere
             return
-        if json.loads(packet).get("files") == standby.files:
+        if ready.get("files") != standby.files:
+            self._forget(standby_id)
+            standby.endpoint.close()
+            self._post(StandbyGone(standby_id, "what it imports lies elsewhere than what the script imports"))
+        elif ready.get("can_fork"):
+            self._fork_server = standby
+            self._copy(standby_id, standby, processes)
+        else:
             self._post(StandbyReady(standby_id))
+
+    # --- copies ------------------------------------------------------------------------------------------------------
+
+    def _copy(self, standby_id: str, server: _Standby, processes: ProcessHost) -> None:
+        """Have the fork server make a standby; until that is there, it is one itself."""
+        self._waiting[standby_id] = server
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        pumps = copied(server.process.pumps)
+        kernel.become_subreaper()  # the copy's parent ends, and this process is to be the next
+        self._copying.add(ours)
+        with theirs, contextlib.suppress(OSError):  # it has died: nobody will be at the other end
+            rights = array.array("i", (theirs.fileno(), *(pump.write_fd for pump in pumps)))
+            server.endpoint.sendmsg([b'{"kind": "fork"}'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        for pump in pumps:
+            os.close(pump.write_fd)
+        made = partial(self._copied, standby_id, server, ours, pumps, processes)
+        asyncio.get_running_loop().add_reader(ours.fileno(), made)
+
+    def _copied(
+        self, standby_id: str, server: _Standby, ours: socket.socket, pumps: Pumps, processes: ProcessHost
+    ) -> None:
+        """A copy says that it is there, or can not come any more."""
+        ready = _received(ours)
+        self._copying.discard(ours)
+        kernel.become_subreaper(becomes=bool(self._copying))
+        is_wanted = self._waiting.get(standby_id) is server
+        if ready is None or not is_child(pid := int(ready["pid"])):
+            discard(pumps)
+            ours.close()
+            if is_wanted:
+                self._fork_server = None
+                self._post(StandbyReady(standby_id))
             return
-        self._forget(standby_id)
-        standby.endpoint.close()
-        self._post(StandbyGone(standby_id, "what it imports lies elsewhere than what the script imports"))
+        spec = replace(server.spec, worker_id=f"{standby_id}.copy")
+        copy = replace(server, process=processes.adopt(spec, Started(Orphan(pid), pumps, held=True)), endpoint=ours)
+        self._started.add(spec.worker_id)
+        if is_wanted:
+            self._waiting[standby_id] = copy
+            self._post(StandbyReady(standby_id))
+        else:
+            ours.close()
+
+    def _dismiss_fork_server(self) -> None:
+        if self._fork_server is not None:
+            self._fork_server.endpoint.close()
+            self._fork_server = None
+
+
+def _received(endpoint: socket.socket) -> dict[str, Any] | None:
+    """What a process says, which says no more; None where it has hung up."""
+    asyncio.get_running_loop().remove_reader(endpoint.fileno())
+    with contextlib.suppress(OSError):
+        packet = endpoint.recv(_MESSAGE_BYTES_MAX)
+        if packet:
+            message: dict[str, Any] = json.loads(packet)
+            return message
+    return None

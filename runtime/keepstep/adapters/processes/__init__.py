@@ -6,28 +6,33 @@ enter: a decision about what an exit means or what comes next. Start reading at 
 
 from __future__ import annotations
 
-from keepstep.adapters.processes.host import (
-    ExitStatus,
-    ProcessHost,
+from keepstep.adapters.processes.host import ExitStatus, ProcessHost, StopTimeout, WorkerProcess
+from keepstep.adapters.processes.output import LineQueue, LineSink, standard_sinks
+from keepstep.adapters.processes.starting import (
+    Orphan,
+    Pumps,
     Started,
-    StopTimeout,
-    WorkerProcess,
     WorkerSpec,
+    copied,
     discard,
+    is_child,
     launch,
 )
-from keepstep.adapters.processes.output import LineQueue, LineSink, standard_sinks
 
 __all__ = [
     "ExitStatus",
     "LineQueue",
     "LineSink",
+    "Orphan",
     "ProcessHost",
+    "Pumps",
     "Started",
     "StopTimeout",
     "WorkerProcess",
     "WorkerSpec",
+    "copied",
     "discard",
+    "is_child",
     "launch",
     "standard_sinks",
 ]

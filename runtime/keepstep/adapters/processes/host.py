@@ -9,14 +9,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from keepstep import kernel
 from keepstep.adapters.processes.oom import OomKills
 from keepstep.adapters.processes.output import LineSink, OutputPump, standard_sinks
+from keepstep.adapters.processes.starting import Child, Pumps, Started, WorkerSpec, discard, launch
 from keepstep.core.values import evolve, frozen
 
 DRAIN_S = 2.0
@@ -28,31 +27,6 @@ RETRY_S = 0.01
 AGE_S = 5.0
 """How often to look where the processes are; nobody dies of a lack of memory twice as long after the kernel killed."""
 _KILLED = 128 + signal.SIGKILL
-
-
-@frozen
-class WorkerSpec:
-    """One process to start.
-
-    Attributes:
-        worker_id: the name it is reported under.
-        argv: the command; the first word is searched for on PATH of `env`.
-        env: its whole environment.
-        prefix: what each line of its output begins with, as `[algo-1 rank 0] `.
-        cwd: its working directory; None for this process's own.
-        pass_fds: descriptors it inherits under their numbers.
-        oom_score_adj: added to this process's own: the kernel is to kill it first when memory runs out (up to 1000).
-        held: pass its output on only once it was given another name (`ProcessHost.rename`, `adopt`), or has failed.
-    """
-
-    worker_id: str
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    prefix: str
-    cwd: str | None = None
-    pass_fds: tuple[int, ...] = ()
-    oom_score_adj: int = 300
-    held: bool = False
 
 
 @frozen
@@ -75,55 +49,6 @@ class ExitStatus:
         return f"exit code {self.exit_code}" if self.signal is None else f"signal {self.signal}"
 
 
-Pumps = tuple[OutputPump, OutputPump]
-
-
-@frozen
-class Started:
-    """A process that nobody watches yet, and its standard output and error."""
-
-    process: subprocess.Popen[bytes]
-    pumps: Pumps
-    held: bool
-
-
-def launch(spec: WorkerSpec, sinks: tuple[LineSink, LineSink]) -> Started:
-    """Start a process in a session of its own; it is for a `ProcessHost` to adopt.
-
-    Raises:
-        OSError: the command can not be started.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("a worker dies with the thread that starts it: only the main thread may")
-    prefix = spec.prefix.encode()
-    pumps = (OutputPump(prefix, sinks[0], spec.held), OutputPump(prefix, sinks[1], spec.held))
-    try:
-        process = subprocess.Popen(
-            spec.argv,
-            env=dict(spec.env),
-            cwd=spec.cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=pumps[0].write_fd,
-            stderr=pumps[1].write_fd,
-            pass_fds=spec.pass_fds,
-            start_new_session=True,
-        )
-    except OSError:
-        if spec.held:
-            discard(pumps)
-        raise
-    finally:
-        for pump in pumps:  # where the start failed, this ends the pumps too
-            os.close(pump.write_fd)
-    return Started(process, pumps, spec.held)
-
-
-def discard(pumps: Pumps) -> None:
-    """A held process is gone, or is of no use: nobody wants to know what it wrote."""
-    for pump in pumps:
-        pump.discard()
-
-
 class StopTimeout(Exception):
     """A killed process is still there: it hangs in the kernel, and runs no instruction of its own any more."""
 
@@ -137,7 +62,7 @@ class WorkerProcess:
 
     worker_id: str
     pid: int
-    process: subprocess.Popen[bytes] = field(repr=False)
+    process: Child = field(repr=False)
     pumps: Pumps = field(repr=False)
     reported: asyncio.Future[ExitStatus] = field(repr=False)
     pidfd: int = -1
@@ -194,7 +119,7 @@ class ProcessHost:
         return self.adopt(spec, launch(spec, self._sinks))
 
     def adopt(self, spec: WorkerSpec, started: Started) -> WorkerProcess:
-        """Watch over a process that `launch` has started, as the worker that it is by now.
+        """Watch over a child of this process that is there already, as the worker that it is by now.
 
         Raises:
             ValueError: a worker of this id runs already.

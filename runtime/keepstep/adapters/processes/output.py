@@ -146,6 +146,7 @@ class OutputPump:
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._cutter = LineCutter(prefix)
         self._sink = sink
+        self._before = b""
         self._lock = threading.Lock()
         self._on_drained: Callable[[], None] | None = None
         self._closing = self._ended = False
@@ -158,6 +159,15 @@ class OutputPump:
     def last_words(self) -> str:
         """The end of what was passed on."""
         return self._last[-LAST_BYTES:].decode("utf-8", "replace")
+
+    def copy(self) -> OutputPump:
+        """Make one for a copy of this one's worker, which is held: it has written what that one has written by now."""
+        made = OutputPump(b"", self._sink, held=True)
+        with self._lock, contextlib.suppress(BlockingIOError):
+            while not self._ended and (chunk := os.read(self._read_fd, CHUNK_BYTES)):
+                self._before += chunk
+        made._before = self._before
+        return made
 
     def release(self, prefix: bytes, sink: LineSink) -> None:
         """Begin to pass on, to here and under this prefix, what a held worker has written and will write."""
@@ -196,6 +206,7 @@ class OutputPump:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        self._pass(self._before)
         poll = select.poll()
         poll.register(self._read_fd, select.POLLIN)
         poll.register(self._wake_r, select.POLLIN)
@@ -228,12 +239,15 @@ class OutputPump:
                 return True
             if not chunk:
                 return False
-            self._last += chunk
-            if len(self._last) > 2 * LAST_BYTES:
-                del self._last[:-LAST_BYTES]
-            self._sink.write(self._cutter.feed(chunk))
+            self._pass(chunk)
             passed_bytes += len(chunk)
         return True
+
+    def _pass(self, chunk: bytes) -> None:
+        self._last += chunk
+        if len(self._last) > 2 * LAST_BYTES:
+            del self._last[:-LAST_BYTES]
+        self._sink.write(self._cutter.feed(chunk))
 
     def _drained(self) -> None:
         with self._lock:
