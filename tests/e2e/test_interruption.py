@@ -25,7 +25,7 @@ BEFORE_FIRST_STEP_S = 20.0
 """Much less than the grace: nobody waited for what can not come."""
 EVERYTHING = bool(os.environ.get("KEEPSTEP_TEST_ALL"))
 SEED = zlib.crc32(os.environ.get("KEEPSTEP_TEST_SEED", "").encode())
-SAMPLE = 5
+SAMPLE = 3
 
 # each script: arguments of a run that goes on until it is told to stop, of one that reaches the last step, that step
 SCRIPTS = {
