@@ -58,12 +58,13 @@ def fork(output_fd: int, error_fd: int) -> bool:
             _descend()
     finally:
         os.close(adopts)
-    try:
-        if not between:
+    if not between:
+        try:
             _become_copy(adopted, agent, (output_fd, error_fd))
-    finally:
-        for fd in (adopted, output_fd, error_fd):
-            os.close(fd)
+        except OSError:
+            os._exit(_EXIT_ORPHANED)
+    for fd in (adopted, output_fd, error_fd):
+        os.close(fd)
     return not between
 
 

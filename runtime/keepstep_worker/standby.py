@@ -181,7 +181,7 @@ def wait() -> Held:
     wake()
     _flush()  # else each copy would print it again
     ready = {"kind": "ready", "files": {name: str(sys.modules[name].__file__ or "") for name in names}}
-    channel.send(ready | {"can_fork": forkserver.can_fork()})
+    _tell_or_end(channel, ready | {"can_fork": forkserver.can_fork()})
     channel, descriptors = _multiply(channel, ready)
     channel.close()
     command = _become(*descriptors)
@@ -196,15 +196,15 @@ def _multiply(channel: Channel, ready: dict[str, Any]) -> tuple[Channel, list[in
         if message.get("kind") != "fork":
             return channel, descriptors
         endpoint, *outputs = descriptors
-        try:
-            if forkserver.fork(*outputs):
-                channel.close()
-                channel = Channel.from_fd(endpoint)
-                channel.send(ready | {"pid": os.getpid()})
-                continue
-        except OSError:  # the agent sees that nobody is at the other end
-            pass
-        os.close(endpoint)
+        is_copy = False
+        with contextlib.suppress(OSError):  # the agent sees that nobody is at the other end
+            is_copy = forkserver.fork(*outputs)
+        if is_copy:
+            channel.close()
+            channel = Channel.from_fd(endpoint)
+            _tell_or_end(channel, ready | {"pid": os.getpid()})
+        else:
+            os.close(endpoint)
 
 
 def awaited(channel: Channel) -> list[int]:
@@ -213,6 +213,13 @@ def awaited(channel: Channel) -> list[int]:
     The process ends where the agent hangs up.
     """
     return _received(channel)[1]
+
+
+def _tell_or_end(channel: Channel, message: dict[str, Any]) -> None:
+    try:
+        channel.send(message)
+    except ChannelClosed:
+        os._exit(_ENDED)
 
 
 def _received(channel: Channel) -> tuple[dict[str, Any], list[int]]:

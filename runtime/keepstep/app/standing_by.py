@@ -74,7 +74,7 @@ class Standbys:
         self._started: set[str] = set()
         self._waiting: dict[str, _Standby] = {}
         self._fork_server: _Standby | None = None
-        self._copying: set[socket.socket] = set()
+        self._copying: dict[socket.socket, Pumps] = {}
         self._learnt = _Learnt()
         self._became: tuple[str, str, socket.socket] | None = None
 
@@ -190,6 +190,13 @@ class Standbys:
         """Hang up on all of them: they end."""
         self._let_go()
         self._dismiss_fork_server()
+        for ours, pumps in self._copying.items():
+            asyncio.get_running_loop().remove_reader(ours.fileno())
+            ours.close()
+            discard(pumps)
+        if self._copying:
+            self._copying.clear()
+            kernel.become_subreaper(becomes=False)
         if self._forerunner is not None:
             self._forerunner.dismiss()
             self._forerunner = None
@@ -234,21 +241,19 @@ class Standbys:
         ours.setblocking(False)
         pumps = copied(server.process.pumps)
         kernel.become_subreaper()  # the copy's parent ends, and this process is to be the next
-        self._copying.add(ours)
+        self._copying[ours] = pumps
         with theirs, contextlib.suppress(OSError):  # it has died: nobody will be at the other end
             rights = array.array("i", (theirs.fileno(), *(pump.write_fd for pump in pumps)))
             server.endpoint.sendmsg([b'{"kind": "fork"}'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         for pump in pumps:
             os.close(pump.write_fd)
-        made = partial(self._copied, standby_id, server, ours, pumps, processes)
+        made = partial(self._copied, standby_id, server, ours, processes)
         asyncio.get_running_loop().add_reader(ours.fileno(), made)
 
-    def _copied(
-        self, standby_id: str, server: _Standby, ours: socket.socket, pumps: Pumps, processes: ProcessHost
-    ) -> None:
+    def _copied(self, standby_id: str, server: _Standby, ours: socket.socket, processes: ProcessHost) -> None:
         """A copy says that it is there, or can not come any more."""
         ready = _received(ours)
-        self._copying.discard(ours)
+        pumps = self._copying.pop(ours)
         kernel.become_subreaper(becomes=bool(self._copying))
         is_wanted = self._waiting.get(standby_id) is server
         if ready is None or not is_child(pid := int(ready["pid"])):
