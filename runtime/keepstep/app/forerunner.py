@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keepstep.adapters.processes import Started, WorkerSpec, discard, launch, standard_sinks
+from keepstep.adapters.processes import Started, WorkerSpec, discard, is_dead, launch, standard_sinks
 from keepstep.app.places import Places, find_interpreter, make_guest, whole_environment
 from keepstep.core.job import JobSpec
 from keepstep.core.launch import script_command, stands_by
@@ -31,7 +31,7 @@ class Forerunner:
 
     def can_be(self, worker: WorkerSpec) -> bool:
         """Whether it was started as this worker would be, and has not ended since."""
-        return self.spec.argv == worker.argv and self.started.process.poll() is None
+        return self.spec.argv == worker.argv and not is_dead(self.started.process.pid)
 
     def become(self, worker: WorkerSpec) -> None:
         """Tell it what this worker's environment has beside its own: whatever else is there by now is to stay."""

@@ -16,6 +16,7 @@ from keepstep.adapters.processes.starting import (
     copied,
     discard,
     is_child,
+    is_dead,
     launch,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "copied",
     "discard",
     "is_child",
+    "is_dead",
     "launch",
     "standard_sinks",
 ]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from keepstep import kernel
 from keepstep.adapters.processes.oom import OomKills
 from keepstep.adapters.processes.output import LineSink, OutputPump, standard_sinks
-from keepstep.adapters.processes.starting import Child, Pumps, Started, WorkerSpec, discard, launch
+from keepstep.adapters.processes.starting import Child, Pumps, Started, WorkerSpec, discard, is_dead, launch
 from keepstep.core.values import evolve, frozen
 
 DRAIN_S = 2.0
@@ -147,7 +147,7 @@ class ProcessHost:
             spec: the worker that it is now; its command and environment are the caller's to hand over.
         """
         worker = self._workers.get(worker_id)
-        if worker is None or not worker.held or _is_dead(worker.pid):
+        if worker is None or not worker.held or is_dead(worker.pid):
             return None
         del self._workers[worker_id]
         worker.worker_id, worker.held = spec.worker_id, False
@@ -221,7 +221,7 @@ class ProcessHost:
 
     def _ended(self, worker: WorkerProcess) -> None:
         """A worker may have ended: take its status, and have its last output passed on."""
-        if not _is_dead(worker.pid):
+        if not is_dead(worker.pid):
             return
         kernel.kill_group(worker.pgid)  # before it is reaped: until then the number is its own
         for pid in _live_kin(worker.pgid):
@@ -315,11 +315,3 @@ def _has_pidfd() -> bool:
         os.close(os.pidfd_open(os.getpid()))
         return True
     return False
-
-
-def _is_dead(pid: int) -> bool:
-    """Whether a child has died; it stays a zombie."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True

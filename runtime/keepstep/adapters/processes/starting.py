@@ -6,7 +6,6 @@ import os
 import subprocess
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from keepstep.adapters.processes.output import LineSink, OutputPump
@@ -48,35 +47,19 @@ class Child(Protocol):
     def pid(self) -> int:
         """Its number, which stays its own until its end was waited for."""
 
-    def poll(self) -> int | None:
-        """Return its exit code, less than 0 for a signal; None while it runs."""
-
     def wait(self) -> int:
         """Wait for its end, and return its exit code, less than 0 for a signal."""
 
 
-@dataclass
+@frozen
 class Orphan:
     """A child that this process was given when the one between them had ended."""
 
     pid: int
-    code: int | None = None
-
-    def poll(self) -> int | None:
-        """Return its exit code, less than 0 for a signal; None while it runs."""
-        return self._ended(os.WNOHANG)
 
     def wait(self) -> int:
         """Wait for its end, and return its exit code, less than 0 for a signal."""
-        code = self._ended(0)
-        assert code is not None
-        return code
-
-    def _ended(self, options: int) -> int | None:
-        if self.code is None:
-            pid, status = os.waitpid(self.pid, options)
-            self.code = os.waitstatus_to_exitcode(status) if pid else None
-        return self.code
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 @frozen
@@ -137,3 +120,11 @@ def is_child(pid: int) -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def is_dead(pid: int) -> bool:
+    """Whether a child has died; it stays a zombie."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
