@@ -193,6 +193,16 @@ int nvmlDeviceGetMemoryInfo(Device *device, unsigned long long *memory) {
     return answer(device, "memory", &memory[2]);
 }
 
+typedef struct {
+    unsigned int version;
+    unsigned long long total, reserved, available, used;
+} Memory;
+
+int nvmlDeviceGetMemoryInfo_v2(Device *device, Memory *memory) {
+    memory->total = memory->reserved = memory->available = 0;
+    return answer(device, "memory", &memory->used);
+}
+
 int nvmlDeviceGetTotalEccErrors(Device *device, unsigned int kind, unsigned int counter, unsigned long long *value) {
     (void)counter;
     return answer(device, kind ? "ecc_uncorrected" : "ecc_corrected", value);

@@ -116,13 +116,14 @@ class NvmlProbe:
         return [self._sample(index, handle, xids.get(index, ())) for index, handle in enumerate(self._handles)]
 
     def held(self) -> dict[str, int]:
-        """Bytes of memory in use, by GPU, of those that can say so."""
+        """Bytes of memory in use, by GPU, of those that can say so, without what the family's processes hold."""
         found = {}
         for index, handle in enumerate(self._handles):
             with contextlib.suppress(_LostDevice):
-                memory = None if handle is None else self._ask(self._nvml.nvmlDeviceGetMemoryInfo, handle)
-                if memory is not None:
-                    found[self._uuids[index]] = int(memory.used)
+                used = None if handle is None else self._used(handle)
+                if used is not None:
+                    ours, _ = self._shares(handle) or (0, 0)
+                    found[self._uuids[index]] = used - ours
         return found
 
     def close(self) -> None:
@@ -194,7 +195,7 @@ class NvmlProbe:
         nvml, ask = self._nvml, self._ask
         temperature_c = ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
         power_mw = ask(nvml.nvmlDeviceGetPowerUsage, handle)
-        memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+        memory_used_bytes, shares = self._used(handle), self._shares(handle)
         remapped = ask(nvml.nvmlDeviceGetRemappedRows, handle)
         pending = ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
         corrected, uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
@@ -208,7 +209,7 @@ class NvmlProbe:
             index,
             temperature_c=None if temperature_c is None else float(temperature_c),
             power_w=None if power_mw is None else power_mw / 1000,
-            memory_used_bytes=None if memory is None else int(memory.used),
+            memory_used_bytes=memory_used_bytes,
             ecc_corrected=ask(nvml.nvmlDeviceGetTotalEccErrors, handle, corrected, nvml.NVML_VOLATILE_ECC),
             ecc_uncorrected=ask(nvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, nvml.NVML_VOLATILE_ECC),
             remap_failed=None if remapped is None else bool(remapped[3]),
@@ -221,7 +222,7 @@ class NvmlProbe:
             links_down=down,
             link_errors=link_errors,
             pcie_replays=ask(nvml.nvmlDeviceGetPcieReplayCounter, handle),
-            foreign_bytes=self._foreign(handle),
+            foreign_bytes=None if shares is None else shares[1],
             recovery=self._recovery(handle),
         )
 
@@ -258,14 +259,23 @@ class NvmlProbe:
         counts = [count for count in self._fields(handle, [*totals, *each]) if count is not None]
         return links - active, sum(counts) if counts else None
 
-    def _foreign(self, handle: Any) -> int | None:
-        """Memory that processes hold which are not this job's, of those that this process can see."""
+    def _used(self, handle: Any) -> int | None:
+        """Memory in use, without what the driver keeps for itself; drivers before 510 know only both together."""
+        nvml = self._nvml
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+        if memory is None:
+            memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+        return None if memory is None else int(memory.used)
+
+    def _shares(self, handle: Any) -> tuple[int, int] | None:
+        """Memory that this job's processes hold, and that others do, of those that this process can see."""
         found = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, handle)
         if not found:
-            return None if found is None else 0
+            return None if found is None else (0, 0)
         table = kernel.processes()
-        ours = kernel.family(table, [self._family])
-        return sum(each.usedGpuMemory or 0 for each in found if each.pid in table and each.pid not in ours)
+        family = kernel.family(table, [self._family])
+        ours = sum(each.usedGpuMemory or 0 for each in found if each.pid in family)
+        return ours, sum(each.usedGpuMemory or 0 for each in found if each.pid in table and each.pid not in family)
 
     def _fields(self, handle: Any, wanted: list[tuple[int, int]]) -> list[int | None]:
         """The values of fields, each by its number and what it is of; None for each that there is none of."""
@@ -333,6 +343,8 @@ def polls(probe: NvmlProbe, every_s: float) -> Iterator[list[GpuSample]]:
 def until_free(probe: NvmlProbe, free: Mapping[str, int], limit_s: float) -> Iterator[dict[str, int]]:
     """Wait until no GPU has more bytes in use than `free` says, for `limit_s` seconds at most.
 
+    What the family's processes hold stays out of it: of a worker that is gone, none of them is left.
+
     Yields what is held beyond that, by GPU, at each look: who reads it sees whether the driver still answers.
     """
     give_up = monotonic() + limit_s
@@ -350,7 +362,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="time between two polls")
     parser.add_argument("--once", action="store_true", help="print one line and exit")
     parser.add_argument("--family", type=int, metavar="PID", help="the process whose descendants are the job's own")
-    parser.add_argument("--free", type=json.loads, metavar="JSON", help="wait until each GPU has so many bytes in use")
+    parser.add_argument("--free", type=json.loads, metavar="JSON", help="wait until others hold no more bytes of each GPU")
     parser.add_argument("--limit", type=float, default=10.0, metavar="SECONDS", help="wait so long at most")
     options = parser.parse_args(argv)
     probe = open_probe(options.family)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import NamedTuple
 
 import pynvml
@@ -164,6 +165,25 @@ class _Memory(NamedTuple):
     used: int
 
 
+class _Holder(NamedTuple):
+    pid: int
+    usedGpuMemory: int | None
+
+
+class OldDriver(Driver):
+    """Knows memory in use only together with what the driver keeps."""
+
+    def _answer(self, name: str, *args):
+        if name == "nvmlDeviceGetMemoryInfo" and len(args) > 1:
+            raise error("FUNCTION_NOT_FOUND")
+        return super()._answer(name, *args)
+
+
+def test_memory_is_asked_of_old_drivers_too():
+    driver = OldDriver({("nvmlDeviceGetMemoryInfo", 0): _Memory(900)})
+    assert [sample.memory_used_bytes for sample in NvmlProbe(driver).poll(0)] == [900]
+
+
 def test_memory_is_waited_for_until_it_is_free():
     answers: dict[tuple[str, int], object] = {("nvmlDeviceGetMemoryInfo", gpu): _Memory(900) for gpu in (0, 1)}
     driver = Driver(answers | {("nvmlDeviceGetMemoryInfo", 2): error("GPU_IS_LOST")})
@@ -181,6 +201,16 @@ def test_memory_that_stays_held_is_told_once_the_time_is_over():
 def test_memory_that_is_free_is_not_waited_for():
     probe = NvmlProbe(Driver({("nvmlDeviceGetMemoryInfo", 0): _Memory(500)}))
     assert list(nvml.until_free(probe, {"index-0": 500}, 3600.0)) == [{}]
+
+
+def test_what_the_job_s_living_processes_hold_is_not_waited_for():
+    """A standby whose imports have opened the driver holds some, and goes on to."""
+    holders = [_Holder(os.getpid(), 300), _Holder(1, 100), _Holder(1 << 22, 50), _Holder(os.getpid(), None)]
+    answers = {("nvmlDeviceGetMemoryInfo", 0): _Memory(900), ("nvmlDeviceGetComputeRunningProcesses", 0): holders}
+    probe = NvmlProbe(Driver(answers), family=os.getpid())
+    assert next(nvml.until_free(probe, {"index-0": 500}, 3600.0)) == {"index-0": 100}
+    assert list(nvml.until_free(probe, {"index-0": 600}, 3600.0)) == [{}]
+    assert [sample.foreign_bytes for sample in probe.poll(0)] == [100]
 
 
 def test_each_look_is_told_so_that_a_driver_that_hangs_is_noticed():
