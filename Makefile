@@ -146,7 +146,8 @@ test-hosts: venv venv-tf venv-localstack etcd nets
 	$(PY) -m pytest tests/conformance -m localstack -n $(JOBS)
 	$(PY) -m pytest tests/e2e -m hosts -n $(JOBS) --dist load
 
-# What `make test` has no room for: parameter servers, ranks that mpirun starts, spares, stragglers.
+# What `make test` has no room for: parameter servers, ranks that mpirun starts, spares, stragglers. Of some, as of some that
+# `make test` has, a sample, by KEEPSTEP_TEST_SEED; KEEPSTEP_TEST_ALL=1 has all.
 test-more: venv venv-tf etcd mpi
 	$(PY) -m pytest tests/e2e -m more -n $(JOBS) --dist worksteal
 

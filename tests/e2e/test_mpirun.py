@@ -148,6 +148,7 @@ def test_a_slow_rank_is_told_from_the_others_of_its_host(tmp_path: Path) -> None
     assert ": rest takes " in told, told
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("program", ["mpirun", "orted"])
 def test_what_starts_the_ranks_may_be_killed(program: str, tmp_path: Path) -> None:
     held, go_on = gate(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.test_spares import committed, worlds
 from tests.support.local_run import LocalRun, differences
 
-pytestmark = [pytest.mark.e2e, pytest.mark.more, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.more, pytest.mark.timeout(400), pytest.mark.sample(1)]
 
 STEPS, EVERY = 120, 8
 GATE_AT = STEPS - EVERY

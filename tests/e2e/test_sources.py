@@ -1,12 +1,7 @@
-"""Samples of files, or of a function: whatever dies, each is seen once an epoch, as those in memory are.
-
-KEEPSTEP_TEST_ALL=1 has all kinds of sources; else it is one of them, by KEEPSTEP_TEST_SEED.
-"""
+"""Samples of files, or of a function: whatever dies, each is seen once an epoch, as those in memory are."""
 
 from __future__ import annotations
 
-import os
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +12,6 @@ from tests.support.local_run import LocalRun, differences
 OPTIONS = ("--set", "checkpoint.snapshot_every=4 steps", "--set", "checkpoint.every=8 steps")
 STEPS = 60
 SOURCES = ("files", "records", "function")
-AT = zlib.crc32(os.environ.get("KEEPSTEP_TEST_SEED", "").encode()) % len(SOURCES)
-TRIED = SOURCES if os.environ.get("KEEPSTEP_TEST_ALL") else SOURCES[AT : AT + 1]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.more, pytest.mark.timeout(400)]
 
@@ -36,7 +29,8 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, b
     return run.results()
 
 
-@pytest.mark.parametrize("source", TRIED)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("source", SOURCES)
 def test_a_death_costs_no_sample(source: str, in_memory: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with run_of(tmp_path, source, "--fault", "kill:1@30", words=[f"--gate=50:{gate}"]) as run:

@@ -16,6 +16,7 @@ KNOBS = ("straggler.slower_than=2.0", "straggler.window=5")
 """On a busy machine ranks differ by themselves: what is shown here is whom and what it names, not how little."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("how", "kind", "rank"), [
     ("loop", "compute", 0), ("fit", "data", 1), ("legacy", "compute", 1),
 ])  # fmt: skip
