@@ -362,7 +362,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="time between two polls")
     parser.add_argument("--once", action="store_true", help="print one line and exit")
     parser.add_argument("--family", type=int, metavar="PID", help="the process whose descendants are the job's own")
-    parser.add_argument("--free", type=json.loads, metavar="JSON", help="wait until others hold no more bytes of each GPU")
+    parser.add_argument("--free", type=json.loads, metavar="JSON", help="wait until others hold no more of each GPU")
     parser.add_argument("--limit", type=float, default=10.0, metavar="SECONDS", help="wait so long at most")
     options = parser.parse_args(argv)
     probe = open_probe(options.family)
