@@ -31,8 +31,8 @@ class Host:
     """A host's standbys, the events that they make, and what its workers print."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.printed = folder, folder / "printed"
-        self.file = open(self.printed, "wb", buffering=0)  # noqa: SIM115
+        self.folder, self.printed = folder, [folder / "stdout", folder / "stderr"]
+        self.files = [open(file, "wb", buffering=0) for file in self.printed]  # noqa: SIM115
         self.module = folder / "site" / "tensorflow" / "__init__.py"
         self.imports("")
         (folder / "script.py").write_text("import os, tensorflow\nprint(os.getpid(), os.getppid(), flush=True)")
@@ -41,7 +41,7 @@ class Host:
         self.exits: dict[str, ExitStatus] = {}
         self.gone: list[str] = []
         self.news = asyncio.Event()
-        self.processes = ProcessHost(self._exited, sinks=(LineSink(self.file.fileno()),) * 2)
+        self.processes = ProcessHost(self._exited, sinks=tuple(LineSink(file.fileno()) for file in self.files))
         self.standbys = Standbys("algo-1", self._post, None)
         self.standbys.learn("w", {"kind": "imported", "module": "tensorflow", "file": str(self.module), "changes": {}})
         self.events.clear()
@@ -81,9 +81,13 @@ class Host:
         await self.until(lambda: len(self.events) >= count)
         return self.events[-1]
 
-    async def runs(self, standby_id: str) -> str:
-        """What the script prints in the worker that this standby becomes, its pid and its parent's."""
-        endpoint, worker_id, before = self.agent.connect(), f"worker of {standby_id}", self.printed.stat().st_size
+    async def runs(self, standby_id: str) -> tuple[str, str]:
+        """What the worker that this standby becomes prints: its pid and its parent's; what it printed on import.
+
+        Each stream has its order; which of the two comes first is not told.
+        """
+        endpoint, worker_id = self.agent.connect(), f"worker of {standby_id}"
+        before = [file.stat().st_size for file in self.printed]
         env = self.env | self.agent.environment(endpoint)
         fds = (self.agent.wire_fd, endpoint.fileno())
         spec = WorkerSpec(worker_id, (*COMMAND, "script.py"), env, "", cwd=str(self.folder), pass_fds=fds)
@@ -91,18 +95,19 @@ class Host:
             process = self.standbys.take(standby_id, spec, self.processes)
         assert process is not None
         await self.until(lambda: worker_id in self.exits)
-        said = self.printed.read_text()[before:]
-        assert str(self.exits[worker_id]) == "exit code 0", said
-        return said.replace(f"{process.pid} {os.getpid()}", "pid agent")
+        output, error = (file.read_text()[begin:] for file, begin in zip(self.printed, before, strict=True))
+        assert str(self.exits[worker_id]) == "exit code 0", error
+        return output.replace(f"{process.pid} {os.getpid()}", "pid agent"), error
 
     async def aclose(self) -> None:
         self.standbys.close()
         await self.processes.close()
         self.agent.close()
-        self.file.close()
+        for file in self.files:
+            file.close()
 
 
-WORKER = "imports\npid agent\n"
+WORKER = ("pid agent\n", "imports\n")
 
 
 def children() -> set[int]:
