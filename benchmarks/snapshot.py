@@ -55,14 +55,15 @@ def play(mode: str, size_bytes: int, savings: int, options: argparse.Namespace) 
 def costs(found: dict[str, Any]) -> tuple[list[float], list[float]]:
     """Of each saving that counts: the seconds it took, and what it and the steps after it took above the usual.
 
-    The usual step is that of the quiet ones before and after it: on machines that share a processor it changes within
-    seconds, and by 21 times as much as it is wrong a cost is.
+    The usual step is the mean of the quiet ones before and after it: on machines that share a processor it changes
+    within seconds, and by 21 times as much as it is wrong a cost is. It is not their median: of the steps after a
+    saving the slow ones count, too, so that no saving at all would have a cost.
     """
     steps = [each / 1e9 for each in found["steps_ns"]]
     wholes = []
     for at in range(EVERY * (FIRST + 1) - 1, len(steps) - EVERY + 1, EVERY):
         quiet = steps[at - EVERY + DRAGGED + 1 : at] + steps[at + DRAGGED + 1 : at + EVERY]
-        wholes.append(sum(steps[at : at + DRAGGED + 1]) - (DRAGGED + 1) * statistics.median(quiet))
+        wholes.append(sum(steps[at : at + DRAGGED + 1]) - (DRAGGED + 1) * statistics.fmean(quiet))
     return [each / 1e9 for each in found["savings_ns"]][FIRST : FIRST + len(wholes)], wholes
 
 

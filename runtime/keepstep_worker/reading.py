@@ -108,7 +108,10 @@ def _bytes_of(value: Any) -> memoryview:
 
 
 def _source_of(value: Any) -> Source:
-    return source_of(_bytes_of(value))
+    try:
+        return source_of(value)
+    except (TypeError, ValueError, BufferError):  # the same, or there are no bytes
+        return source_of(_bytes_of(value))
 
 
 @functools.cache

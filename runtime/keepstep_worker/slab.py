@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
+from keepstep_worker import pages
 from keepstep_worker.shares import in_shares, shares_of
 from keepstep_worker.streaming import Copying, Source
 
@@ -195,11 +196,6 @@ def _check_specs(specs: Sequence[Spec]) -> None:
         seen.add(key)
 
 
-_MADV_POPULATE_WRITE = 23
-_POPULATED_BYTES = 16 << 20
-"""How much is mapped in at a time: whoever else wants to change this process's mappings waits that long at the most."""
-
-
 class Writer:
     """A slab mapped for writing; all slabs of a layout share the layout."""
 
@@ -213,11 +209,14 @@ class Writer:
         self._whole, self._header = whole, layout.header
         self._has_header = False
 
-    def write(self, tensors: Iterable[Tensor], alone: bool = False) -> None:
+    def write(self, tensors: Iterable[Tensor], alone: bool = False) -> list[pages.Range]:
         """Copy every tensor to its place. The slab's seal must have been cleared.
 
         Args:
             alone: all in this thread, where else large states are copied by several.
+
+        Returns:
+            Where the bytes lay that a reader has had.
         """
         if not self._has_header:
             self._whole[: len(self._header)] = self._header
@@ -236,19 +235,11 @@ class Writer:
             _write_each(others)
         else:
             in_shares(shares_of(others, lambda other: other[1].nbytes), _write_each)
+        return copying.ranges
 
     def populate(self, go_on: Callable[[], bool]) -> None:
-        """Map all pages in, so that the first copy meets no page fault. Other threads run on meanwhile.
-
-        Source: madvise(2), MADV_POPULATE_WRITE, Linux 5.14. MAP_POPULATE was measured to take several times as long,
-        and the first copy met the faults nevertheless. An older kernel refuses: then the first copy maps them in.
-        """
-        libc = ctypes.CDLL(None)
-        libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        for offset in range(0, len(self._memory), _POPULATED_BYTES):
-            length = min(_POPULATED_BYTES, len(self._memory) - offset)
-            if not go_on() or libc.madvise(self._address + offset, length, _MADV_POPULATE_WRITE) != 0:
-                return
+        """Map all pages in, so that the first copy meets no page fault. Other threads run on meanwhile."""
+        pages.populate(self._address, len(self._memory), go_on)
 
     def close(self) -> None:
         """Unmap it; `populate` must not be running."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Callable
 
-from keepstep_worker import memory
+from keepstep_worker import memory, pages
 from keepstep_worker import wire as wires
 from keepstep_worker.slab import Layout, SlabError, Spec, Tensor, Writer
 from keepstep_worker.wire import Seal, Wire
@@ -39,7 +40,9 @@ class Slabs:
         self._answers: dict[int, frozenset[int]] = {}
         self._used: set[int] = set()
         self._writers: dict[int, Writer] = {}
-        self._preparation: _Preparation | None = None
+        self._preparation: _Errand | None = None
+        self._enlargement: _Errand | None = None
+        self._read: frozenset[pages.Range] = frozenset()
         self._copy: _Copy | None = None
         self._newest_sealed = wires.NO_SLAB
         self._copy_ns = 0
@@ -130,8 +133,10 @@ class Slabs:
         """Write the tensors into the slab and declare it sealed for `step`."""
         assert self._copy is None, "one after the other"
         sealing = self._begin(slab, step)
-        sealing.perform(tensors)
+        ranges = sealing.perform(tensors)
         self._newest_sealed, self._copy_ns = slab, _ALONE * sealing.took_ns
+        if self._enlargement is None:
+            self._enlarge(frozenset(ranges))
 
     @property
     def copying(self) -> bool:
@@ -192,15 +197,26 @@ class Slabs:
         assert self._layout is not None, "its number was answered"
         if self._preparation is not None:  # the answer was corrected
             self._preparation.end()
-        self._preparation = _Preparation([self._writer(slab, self._layout) for slab in sorted(slabs)])
+        writers = [self._writer(slab, self._layout) for slab in sorted(slabs)]
+        self._preparation = _Errand("keepstep-slabs", functools.partial(_populate, writers))
         self._preparation.start()
+
+    def _enlarge(self, read: frozenset[pages.Range]) -> None:
+        """Have huge pages for what lies where it lay at the snapshot before: it will be read there again and again."""
+        before, self._read = self._read, read
+        if before:
+            self._enlargement = _Errand("keepstep-pages", functools.partial(pages.enlarge, before & read))
+            self._enlargement.start()
+            self._read = frozenset()
 
     def _unmap(self) -> None:
         if self._copy is not None:
             self._copy.join()
-        if self._preparation is not None:
-            self._preparation.end()
-            self._preparation = None
+        for errand in (self._preparation, self._enlargement):
+            if errand is not None:
+                errand.end()
+        self._preparation = self._enlargement = None
+        self._read = frozenset()
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
@@ -219,12 +235,14 @@ class _Sealing:
         self._wire, self._writer = wire, writer
         self.seal, self.took_ns, self.cost_ns = seal, 0, 0
 
-    def perform(self, tensors: Sequence[Tensor], alone: bool = False) -> None:
+    def perform(self, tensors: Sequence[Tensor], alone: bool = False) -> list[pages.Range]:
+        """Write and seal it; returns where the bytes lay that a reader has had."""
         begun_ns = time.monotonic_ns()
-        self._writer.write(tensors, alone)
+        ranges = self._writer.write(tensors, alone)
         sealed_ns = time.monotonic_ns()
         self.took_ns = sealed_ns - begun_ns
         self._wire.write_seal(self.seal._replace(sealed_ns=sealed_ns))
+        return ranges
 
 
 class _Copy(threading.Thread):
@@ -247,18 +265,27 @@ class _Copy(threading.Thread):
         self.used_ns = time.thread_time_ns()
 
 
-class _Preparation(threading.Thread):
-    """Maps slabs in while the training goes on."""
+def _populate(writers: Sequence[Writer], go_on: Callable[[], bool]) -> None:
+    for writer in writers:
+        writer.populate(go_on)
 
-    def __init__(self, writers: Sequence[Writer]) -> None:
-        super().__init__(name="keepstep-slabs", daemon=True)
-        self._writers, self._stopped = writers, threading.Event()
+
+class _Errand(threading.Thread):
+    """Something that is done about this process's memory while the training goes on."""
+
+    def __init__(self, name: str, work: Callable[[Callable[[], bool]], None]) -> None:
+        """Prepare it.
+
+        Args:
+            work: given what tells whether to go on.
+        """
+        super().__init__(name=name, daemon=True)
+        self._work, self._stopped = work, threading.Event()
 
     def run(self) -> None:
-        for writer in self._writers:
-            writer.populate(lambda: not self._stopped.is_set())
+        self._work(lambda: not self._stopped.is_set())
 
     def end(self) -> None:
-        """Return when no slab is touched any more."""
+        """Return when it touches nothing any more."""
         self._stopped.set()
         self.join()

@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keepstep_worker.pages import Range
 from keepstep_worker.shares import SHARE_BYTES, Helpers, in_shares, shares_of
 
 _FOLDER = Path(__file__).parent / "native"
+_CPU = Path("/proc/cpuinfo")
 _PIECE_BYTES = 1 << 20
 _PIECE = struct.Struct("QQQ")
 
@@ -26,11 +28,15 @@ class Source(NamedTuple):
     owner: Any
 
 
-def source_of(raw: memoryview) -> Source:
-    """Return where contiguous bytes are; they may be read-only."""
+def source_of(raw: Any) -> Source:
+    """Return where the bytes of a contiguous buffer are, which may be read-only.
+
+    Raises:
+        TypeError, ValueError, BufferError: it is none, or no memoryview and empty.
+    """
     import numpy
 
-    if not raw.nbytes:
+    if isinstance(raw, memoryview) and not raw.nbytes:
         return Source(0, 0, raw)
     owner = numpy.frombuffer(raw, "uint8")
     return Source(owner.__array_interface__["data"][0], owner.nbytes, owner)
@@ -61,6 +67,11 @@ class Copying:
         self._sources: list[tuple[int, Source]] = []
         self._size_bytes = 0
         self._helpers: Helpers | None = None
+
+    @property
+    def ranges(self) -> list[Range]:
+        """Where the sources lie."""
+        return [source[:2] for _, source in self._sources]
 
     def give(self, to: int, source: Source) -> None:
         """Have a source copied to an address; nothing is checked."""
@@ -98,7 +109,7 @@ class Copying:
             in_shares(shares_of(self._sources, lambda each: each[1].size_bytes), _move)
 
     def _work(self) -> None:
-        self._stream(self._pieces.buffer_info()[0], ctypes.byref(self._board))
+        self._stream(self._pieces.buffer_info()[0], ctypes.byref(self._board), _goes_straight())
 
 
 def copy(target: memoryview, source: Source) -> None:
@@ -124,8 +135,17 @@ def _move(blocks: Iterable[tuple[int, Source]]) -> None:
 def _stream() -> Any:
     """The compiled function; None where there is none for this processor."""
     try:
-        function = ctypes.CDLL(str(_FOLDER / f"stream-{os.uname().machine}.so")).keepstep_copy_given
+        function = ctypes.CDLL(str(_FOLDER / f"stream-{os.uname().machine}.so")).keepstep_copy_in_order
     except (OSError, AttributeError):
         return None
-    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p), None
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int), None
     return function
+
+
+@functools.lru_cache(maxsize=1)
+def _goes_straight() -> bool:
+    """Whether this processor copies a page after the other the fastest (native/stream.c has the figures)."""
+    try:
+        return b"AuthenticAMD" in _CPU.read_bytes()
+    except OSError:
+        return False

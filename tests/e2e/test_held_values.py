@@ -27,9 +27,8 @@ def lines_of(job: str) -> list[dict[str, Any]]:
 
 
 def test_a_copy_is_one_whatever_its_size_and_place() -> None:
-    compiled, plain = lines_of("streamed.py")
-    assert compiled == {"compiled": os.uname().machine == "x86_64", "wrong": [], "refused": True, "together": True}
-    assert plain == {"compiled": False, "wrong": [], "refused": True, "together": True}
+    ways = ["straight", "in fours", "plain"] if os.uname().machine == "x86_64" else ["plain"] * 3
+    assert lines_of("streamed.py") == [{"way": way, "wrong": [], "refused": True, "together": True} for way in ways]
 
 
 def test_a_value_that_is_held_stays_as_it_was_however_its_variable_changes() -> None:

@@ -1,4 +1,7 @@
-"""Copies of all small sizes and alignments, and a large one, compiled and not; what lies beside stays as it is."""
+"""Copies of all small sizes and alignments, and a large one, compiled in both ways, and not.
+
+What lies beside stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +50,15 @@ def refuses(target: memoryview) -> bool:
 
 def main() -> None:
     compiled = streaming._stream()
-    for function in (compiled, None):
+    for function, straight in ((compiled, True), (compiled, False), (None, False)):
         streaming._stream = lambda function=function: function  # type: ignore[assignment]
+        streaming._goes_straight = lambda straight=straight: straight  # type: ignore[assignment]
         wrong = [(size, at) for size in range(1, 300) for at in range(0, 64, 7) if not copied(size, at, 63 - at)]
         wrong += [(size, at) for size in LARGE for at in (0, 1, 63) if not copied(size, at, 64 - at)]
         refused = refuses(memoryview(bytearray(9))) and refuses(memoryview(bytes(8)))
         together = are_copied_together([1, 70_000, (9 << 20) + 13, *range(2, 400)])
-        found = {"compiled": function is not None, "wrong": wrong, "refused": refused, "together": together}
+        way = ("straight" if straight else "in fours") if function is not None else "plain"
+        found = {"way": way, "wrong": wrong, "refused": refused, "together": together}
         print(json.dumps(found))
 
 
