@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,35 +53,44 @@ def play(mode: str, size_bytes: int, savings: int, options: argparse.Namespace) 
         return found
 
 
-def costs(found: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """Of each saving that counts: the seconds it took, and what it and the steps after it took above the usual.
+def costs(found: dict[str, Any]) -> tuple[list[float], list[list[float]]]:
+    """Of each saving that counts: the seconds it took, and what its step and each after it took above the usual.
 
-    The usual step is the mean of the quiet ones before and after it: on machines that share a processor it changes
-    within seconds, and by 21 times as much as it is wrong a cost is. It is not their median: of the steps after a
-    saving the slow ones count, too, so that no saving at all would have a cost.
+    The usual step is that of the quiet ones before and after it: on machines that share a processor it changes within
+    seconds, and by 21 times as much as it is wrong a cost is.
     """
     steps = [each / 1e9 for each in found["steps_ns"]]
-    wholes = []
+    above = []
     for at in range(EVERY * (FIRST + 1) - 1, len(steps) - EVERY + 1, EVERY):
-        quiet = steps[at - EVERY + DRAGGED + 1 : at] + steps[at + DRAGGED + 1 : at + EVERY]
-        wholes.append(sum(steps[at : at + DRAGGED + 1]) - (DRAGGED + 1) * statistics.fmean(quiet))
-    return [each / 1e9 for each in found["savings_ns"]][FIRST : FIRST + len(wholes)], wholes
+        usual = middle(steps[at - EVERY + DRAGGED + 1 : at] + steps[at + DRAGGED + 1 : at + EVERY])
+        above.append([each - usual for each in steps[at : at + DRAGGED + 1]])
+    return [each / 1e9 for each in found["savings_ns"]][FIRST : FIRST + len(above)], above
+
+
+def middle(figures: Sequence[float]) -> float:
+    """The mean of the middle half: what a machine that is busy with something else makes of a step is left out.
+
+    Everything that is compared is taken so: medians do not add up, and a mode that saves nothing would have a cost.
+    """
+    outside = len(figures) // 4
+    return statistics.fmean(sorted(figures)[outside : len(figures) - outside])
 
 
 def measure(size_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
-    """All modes in turn; the medians over all savings that count."""
+    """All modes in turn; the median of what all savings that count took, and the sum of what the steps then did."""
     stalls: dict[str, list[float]] = {mode: [] for mode in MODES}
-    wholes: dict[str, list[float]] = {mode: [] for mode in MODES}
+    above: dict[str, list[list[float]]] = {mode: [] for mode in MODES}
     found: dict[str, Any] = {}
     skipped = 0
     for _ in range(options.rounds):
         for mode in MODES:
             found = play(mode, size_bytes, max(4, SAVINGS_BYTES // size_bytes) + FIRST, options)
             skipped += found.get("skipped", 0)
-            for kept, each in zip((stalls[mode], wholes[mode]), costs(found), strict=True):
-                kept += each
+            took, steps = costs(found)
+            stalls[mode] += took
+            above[mode] += steps
     stall = {mode: statistics.median(each) for mode, each in stalls.items()}
-    whole = {mode: statistics.median(each) for mode, each in wholes.items()}
+    whole = {mode: sum(map(middle, zip(*each, strict=True))) for mode, each in above.items()}
     for mode in MODES:
         print(f"{found['bytes'] / 1e9:.1f} GB, {mode:8}: waits {stall[mode] * 1e3:8.1f} ms, costs ", end="")
         print(f"{whole[mode] * 1e3:8.1f} ms with the {DRAGGED} steps after it", flush=True)
@@ -91,7 +101,7 @@ def measure(size_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
         "cost_ratio": round(whole["keepstep"] / min(whole["sync"], whole["async"]), 3),
         "skipped": skipped,
         "stall_s": {mode: [round(each, 5) for each in kept] for mode, kept in stalls.items()},
-        "cost_s": {mode: [round(each, 5) for each in kept] for mode, kept in wholes.items()},
+        "cost_s": {mode: [round(sum(each), 5) for each in kept] for mode, kept in above.items()},
     }
 
 
