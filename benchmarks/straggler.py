@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -36,7 +36,7 @@ SETTLED_STEPS, NAMED_WITHIN, QUIET_STEPS, REBALANCE_STEPS = 40, 100, 500, 100
 REBALANCED_MAX = 0.8
 PERIOD_US, QUOTA_MIN_US = 5_000, 1_000
 """How long the periods of a quota are; Linux takes no quota that is smaller."""
-PATIENCE_S, POLL_S = 120.0, 0.05
+PATIENCE_S, POLL_S, RECENT = 120.0, 0.05, 8
 _FOUND = re.compile(r"(\S+) rank (\d+) works .*?: (\w+) takes")
 _GROUPS = Path("/sys/fs/cgroup")
 HOWS = ("loop", "fit", "legacy")
@@ -67,6 +67,8 @@ class Run:
         self.ready: set[str] = set()
         """Hosts whose standby for this generation is there: until then its import takes part of the processor."""
         self.sampled: list[tuple[int, int, float]] = []
+        self._splits = [deque[dict[str, float]](maxlen=RECENT) for _ in range(HOSTS)]
+        self.on_look: Callable[[], None] = lambda: None
         self._journals = Journals(folder / "run" / "hosts")
         command = [
             *(sys.executable, "-m", "keepstep", "local", "--quiet", "--hosts", str(HOSTS)),
@@ -82,12 +84,14 @@ class Run:
         """Take in what the journals have told since the last look."""
         for host, turn in self._journals.news():
             self._hear(host, turn)
+        self.on_look()
 
     def _hear(self, host: str, turn: dict[str, Any]) -> None:
         event = turn.get("event", {})
         if event.get("kind") == "steps_sampled":
             self.step = max(self.step, event["completed"])
             self.sampled.append((self.generation, event["completed"], float(event["step_s"])))
+            self._splits[int(host.rpartition("-")[2]) - 1] += event.get("splits", ())
         elif event.get("kind") == "record_put" and event["record"]["kind"] == "generation":
             if event["record"]["number"] != self.generation:
                 self.generation, self.ready = event["record"]["number"], set()
@@ -106,6 +110,17 @@ class Run:
             if self._process.poll() is not None or time.monotonic() > until:
                 raise SystemExit(f"no {what}\n{(self.folder / 'output').read_text(errors='replace')[-3000:]}")
             time.sleep(POLL_S)
+
+    def usual_s(self, rank: int) -> float:
+        """What a step would take by now, were this rank as fast as the other: that one's work, and what this one waits.
+
+        By the newest of what was sampled; 0 where that is nothing.
+        """
+        own, other = self._splits[rank], self._splits[1 - rank]
+        if not own or not other:
+            return 0.0
+        works = [each["data_s"] + each["compute_s"] + each["rest_s"] for each in other]
+        return statistics.median(works) + statistics.median(each["wait_s"] for each in own)
 
     def pid(self, rank: int) -> int:
         """Of a rank's worker."""
@@ -166,13 +181,22 @@ def slow_down(run: Run, kind: str, rank: int, times: float) -> Callable[[], None
     """Have a rank compute so many times as long, or its data take so many steps; returns what clears up behind it."""
     calm = run.step
     run.wait_for(lambda: run.step >= calm + SETTLED_STEPS, "steps")
-    usual_s = statistics.median(step_s for _, step, step_s in run.sampled if step > calm)
     if kind == "compute":
         return Quota(run.pid(rank), 1.0 / times).open
-    order = run.folder / "order"
-    order.write_text(str(times * usual_s * run.steps_of_a_batch))
-    order.rename(run.folder / f"data-{rank}")
+    run.on_look = lambda: delay(run, rank, times)
     return lambda: None
+
+
+def delay(run: Run, rank: int, times: float) -> None:
+    """Have a rank's batches take so many steps, as they are by now.
+
+    A machine that others share is faster and slower within a run: what took 1.6 steps may be hidden behind one soon.
+    """
+    usual_s = run.usual_s(rank)
+    if usual_s > 0.0:
+        order = run.folder / "order"
+        order.write_text(str(times * usual_s * run.steps_of_a_batch))
+        order.rename(run.folder / f"data-{rank}")
 
 
 def play(kind: str, rank: int, how: str, python: Path, seed: int) -> Said:
