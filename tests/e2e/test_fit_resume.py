@@ -28,7 +28,7 @@ LAST_STEPS = {"watched": 60, "several": 30, "executions": 40, "unknown_size": 40
 SEED = os.environ.get("KEEPSTEP_TEST_SEED", "")
 KILLED = [(flavour, case) for flavour in FLAVOURS for case in LAST_STEPS if case != "several"]  # that is killed often
 EVERYTHING = bool(os.environ.get("KEEPSTEP_TEST_ALL"))
-SAMPLE = KILLED if EVERYTHING else sorted(random.Random(SEED).sample(KILLED, 4))
+SAMPLE = KILLED if EVERYTHING else sorted(random.Random(SEED).sample(KILLED, 2))
 """`make test` kills a seeded sample of the fits once and does the rest with Keras 3, `make test-resume` does it all."""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]

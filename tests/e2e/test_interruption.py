@@ -196,6 +196,7 @@ def test_interrupted_at_any_moment_it_goes_on_from_the_step_it_saved(
     interrupted_again_and_again(tmp_path, script, MOMENTS[script], undisturbed)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(not can_unshare(), reason="needs the right to make PID namespaces")
 def test_the_same_where_keepstep_is_pid_1(script: str, undisturbed: Results, tmp_path: Path) -> None:
     interrupted_again_and_again(tmp_path, script, IN_A_NAMESPACE[script], undisturbed, "--wrap", NAMESPACE)

@@ -88,6 +88,7 @@ def test_each_rank_sees_its_own_host_and_the_whole_world(quiet: tuple[int, Local
         assert scratch in Path(each["PMIX_SERVER_TMPDIR"]).parents, each
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("quiet", "which"),
     [(1, 0), (2, -1), *([(1, -1), (2, 0)] if os.environ.get("KEEPSTEP_TEST_ALL") else [])],
