@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from keepstep_worker import codec, fit_state, initial_values
+from keepstep_worker import codec, fit_state, initial_values, orders
 from keepstep_worker import wire as wires
 from keepstep_worker.session import RestoreError
 from keepstep_worker.slab import LOCAL, REPLICATED, Tensor, size_bytes
@@ -121,6 +121,7 @@ class Fit:
 
     Attributes:
         resume: where to go on, None where there is nothing (any more) to put back.
+        orders: iterators made of the data when the epoch began, or where past epochs are read again, the first epoch.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Fit:
         self.training, self.flavour = training, flavour
         self.ordinal, self.begun = training.ordinal, training.step
         self.resume: Position | None = None
+        self.orders: list[int] = []
         self._original, self._bound = original, bound
         self._model: Any = next(iter(bound.arguments.values()))
         self._own = training.prefixes_of(self._model, flavour)
@@ -210,12 +212,13 @@ class Fit:
         call()
         self._held = {}
 
-    def before_batches(self, make_iterator: Callable[[], Any], size: int | None) -> tuple[int, int | None]:
+    def before_batches(self, iterate: Callable[[], Any], size: int | None, goes_on: bool) -> tuple[int, int | None]:
         """Put the state of an epoch's begin back; called by whatever begins to iterate over data.
 
         Args:
-            make_iterator: returns a new iterator over that data.
+            iterate: returns a new iterator over that data.
             size: batches in an epoch, None where that is not known.
+            goes_on: an epoch's data begins where that of the one before has ended.
 
         Returns:
             How many earlier epochs' data have to be read again, and `size` as it was known before the restart.
@@ -223,13 +226,16 @@ class Fit:
         if not self._expects_batches:  # not the training's data
             return 0, size
         self._expects_batches = False
-        replay = 0
+        replay, data = 0, self._bound.arguments.get("x")
         if self.resume is not None:
-            replay, size = self._epoch - self._first_epoch, size or self.resume.size or None
+            replay, size = (self._epoch - self._first_epoch) * goes_on, size or self.resume.size or None
             if self.resume.batch == 0:
                 if not self._is_built():
-                    self._model.train_function(make_iterator())
+                    self._model.train_function(iterate())
                 self._restore(self.resume)
+        orders.catch_up(data, self.orders)
+        if not (goes_on and self.orders):
+            self.orders = orders.made(data)
         self._size = size or 0
         return replay, size
 
@@ -238,6 +244,7 @@ class Fit:
     def resume_at(self, position: Position) -> None:
         """Begin at a position of this fit instead of at its start."""
         self.resume, self.begun = position, position.begun
+        self.orders = self.training.python.get("orders", [])
         self.flavour.begin_at(self._bound.arguments, position.epoch)
 
     def give_back(self, record: dict[str, Any]) -> Any:
@@ -254,7 +261,7 @@ class Fit:
         assign(view, found, view.places, initial_values.put_back)
         if self.ordinal == position.fit:
             initial_values.settle()
-        callbacks = _flat(arguments.get("callbacks"))
+        callbacks = fit_state.flat(arguments.get("callbacks"))
         history = next((each for each in callbacks if isinstance(each, self.flavour.history)), None)
         if history is None:
             history = self.flavour.history()
@@ -264,6 +271,7 @@ class Fit:
             callback.set_params(record["params"])
         fit_state.CallbackStates(callbacks).restore(record["callbacks"], record["arrays"].__getitem__)
         self._model.history = history
+        orders.catch_up(arguments.get("x"), record.get("orders", []))
         fit_state.restore_random_state(record["random"])
         if self.ordinal == position.fit:
             training.restore_random_state()
@@ -288,6 +296,7 @@ class Fit:
             "arrays": arrays,
             "params": fit_state.keepable(getattr(self._callbacks, "params", None) or {}),
             "random": fit_state.random_state(),
+            "orders": orders.made(self._bound.arguments.get("x")),
         })  # fmt: skip
         self._finished = True
         self.training.step = self.training.session.leave_step()  # data of unknown size ends in a step that it enters
@@ -304,6 +313,7 @@ class Fit:
             "callbacks": callbacks,
             "logs": fit_state.plain_logs(self._logs),
             "stop": bool(getattr(self._model, "stop_training", False)),
+            "orders": self.orders,
         }
         position = Position(
             self.ordinal, self._epoch, self._batch, training.step, self.begun, self._size, self._finished
@@ -345,7 +355,7 @@ class Fit:
         named += [(_random(name), each) for name, each in made.items() if _random(name) in view]
         assign(view, named, [key for key in view.places if not self._is_own(key)], initial_values.put_back)
         initial_values.settle()
-        python = codec.loads(view.blob(PYTHON))
+        python = training.python
         self._states.restore(python["callbacks"], lambda key: view.array(key).copy())
         self._logs, self._model.stop_training = python["logs"], python["stop"]
         training.step, self._batch = position.step, position.batch
@@ -388,12 +398,3 @@ def _stored(view: SlabView, key: str) -> str:
     kind, rest = key.split("/", 1)
     other = f"{LOCAL if key.startswith(REPLICATED) else REPLICATED}{rest}"
     return other if key not in view and other in view else f"{kind}/{rest}"
-
-
-def _flat(callbacks: Any) -> list[Any]:
-    """Return what `fit` was given as `callbacks` as a flat list."""
-    if callbacks is None:
-        return []
-    if isinstance(callbacks, (list, tuple)):
-        return [each for item in callbacks for each in _flat(item)]
-    return list(callbacks.callbacks) if hasattr(callbacks, "callbacks") else [callbacks]

@@ -178,6 +178,15 @@ class CallbackStates:
                 setattr(callback, name, _resolved(codec.loads(value), array))
 
 
+def flat(callbacks: Any) -> list[Any]:
+    """Return what `fit` was given as `callbacks` as a flat list."""
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, (list, tuple)):
+        return [each for item in callbacks for each in flat(item)]
+    return list(callbacks.callbacks) if hasattr(callbacks, "callbacks") else [callbacks]
+
+
 def _key(index: int, name: str) -> str:
     return f"{LOCAL}callbacks/{index}/{name}"
 

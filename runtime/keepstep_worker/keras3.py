@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from keepstep_worker import orders
 from keepstep_worker.fit import active, advance, instrument
 from keepstep_worker.fit_state import tensorflow_generator
 from keepstep_worker.training import optimizers_of
@@ -189,19 +190,31 @@ class _Keras3:
 def _read_past_epochs_again(iterators: Any) -> None:
     """Make the iterator over epochs, in a resumed fit, take up the data where the epochs before left it."""
     name = "_enumerate_iterator" if hasattr(iterators, "_enumerate_iterator") else "enumerate_epoch"
-    original = getattr(iterators, name)
+    original, get_iterator = getattr(iterators, name), iterators._get_iterator
+
+    @functools.wraps(get_iterator)
+    def get_counted_iterator(self: Any) -> Any:
+        orders.note_iterator(_dataset(self))
+        return get_iterator(self)
 
     @functools.wraps(original)
     def enumerate_again(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        fit = active()
-        epochs = 0
+        fit, epochs, goes_on = active(), 0, bool(self.steps_per_epoch)
         if fit is not None:
-            epochs, self._num_batches = fit.before_batches(lambda: iter(self._get_iterator()), self._num_batches)
-        if self.steps_per_epoch:  # else each epoch begins at the start of the data
-            for _ in range(epochs):
-                with self.catch_stop_iteration():
-                    for *_, iterator in original(self, *args, **kwargs):
-                        advance(iterator, self.steps_per_execution)
+            iterate = functools.partial(orders.begin, _dataset(self), get_iterator(self))
+            epochs, self._num_batches = fit.before_batches(iterate, self._num_batches, goes_on)
+        if not goes_on or getattr(self, "_current_iterator", None) is None:
+            orders.note_reading(_dataset(self))
+        for _ in range(epochs):
+            with self.catch_stop_iteration():
+                for *_, iterator in original(self, *args, **kwargs):
+                    advance(iterator, self.steps_per_execution)
         yield from original(self, *args, **kwargs)
 
+    iterators._get_iterator = get_counted_iterator
     setattr(iterators, name, enumerate_again)
+
+
+def _dataset(iterators: Any) -> Any:
+    """Return the `tf.data.Dataset` that an iterator over epochs was given, None where it was given something else."""
+    return getattr(iterators.data_adapter, "_dataset", None)

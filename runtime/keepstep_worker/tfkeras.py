@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from keepstep_worker import orders
 from keepstep_worker.fit import active, advance, instrument
 from keepstep_worker.fit_state import tensorflow_generator
 from keepstep_worker.training import optimizers_of
@@ -94,22 +95,38 @@ def _read_past_epochs_again(adapters: Any) -> None:
 
     @functools.wraps(epochs_of)
     def enumerate_epochs(self: Any) -> Iterator[Any]:
+        fit, dataset = active(), _dataset(self)
+        renews = self._adapter.should_recreate_iterator()
+        if fit is not None and fit.resume is not None:
+            orders.catch_up(dataset, fit.orders, ahead=1 + renews)
+        orders.note_iterator(dataset)
+        self._keepstep_unread = True
         for epoch, iterator in epochs_of(self):
+            if renews:
+                orders.note_iterator(dataset)
+                self._keepstep_unread = True
             self._keepstep_iterator = iterator
             yield epoch, iterator
 
     @functools.wraps(steps_of)
     def steps(self: Any) -> Iterator[int]:
-        fit = active()
-        epochs = 0
+        fit, epochs = active(), 0
         if fit is not None:
-            epochs, self._inferred_steps = fit.before_batches(lambda: iter(self._dataset), self._inferred_steps)
-        if self._adapter.should_recreate_iterator():
-            epochs = 0
-        elif isinstance(self._adapter, adapters.TensorLikeDataAdapter) and self._steps_per_epoch is None:
-            epochs = 0  # the arrays, whole, once an epoch
+            goes_on = not self._adapter.should_recreate_iterator()
+            if isinstance(self._adapter, adapters.TensorLikeDataAdapter) and self._steps_per_epoch is None:
+                goes_on = bool(self._adapter._shuffle)  # else the arrays, whole, in each epoch
+            iterate = functools.partial(orders.begin, _dataset(self), self._dataset)
+            epochs, self._inferred_steps = fit.before_batches(iterate, self._inferred_steps, goes_on)
+        if self._keepstep_unread:
+            orders.note_reading(_dataset(self))
+            self._keepstep_unread = False
         if epochs:
             advance(self._keepstep_iterator, epochs * self._inferred_steps)
         yield from steps_of(self)
 
     handlers.enumerate_epochs, handlers.steps = enumerate_epochs, steps
+
+
+def _dataset(handler: Any) -> Any:
+    """Return the `tf.data.Dataset` that a data handler was given, None where it was given something else."""
+    return getattr(handler._adapter, "_dataset", None)

@@ -114,6 +114,7 @@ class Training:
         fits: what is kept of each finished fit.
         models: the models that were fitted, in the order of their first fit, with their flavours.
         view: the state to go on from, None on a fresh start and once it was put back.
+        python: what the fit under way had saved with the state beside tensors.
         saved_by: number of ranks of the world that saved it; 0 where that is not known.
     """
 
@@ -131,13 +132,15 @@ class Training:
         self.blobs = Blobs()
         self.view: SlabView | None = session.restored()
         self.position: Position | None = None
+        self.python: dict[str, Any] = {}
         self.saved_by = 0
         self._fits_payload: tuple[int, bytes] = (-1, b"")
         if self.view is not None:
             if POSITION not in self.view:
                 raise RestoreError(f"the state of step {self.view.step} was saved by a loop of the script, not by fit")
             self.view = newcomer.split_streams(self.view, session.identity.rank)
-            self.saved_by = int(codec.loads(self.view.blob(PYTHON)).get("world_size", 0))
+            self.python = codec.loads(self.view.blob(PYTHON))
+            self.saved_by = int(self.python.get("world_size", 0))
             self.position = Position(*codec.loads(self.view.blob(POSITION)))
             self.fits = codec.loads(self.view.blob(FITS))
 
@@ -147,7 +150,7 @@ class Training:
         if fit_state.RANDOM in self.view:
             fit_state.restore_random_from(self.view, self.session.identity.rank)
         else:  # as it was saved at first
-            fit_state.restore_random_state(codec.loads(self.view.blob(PYTHON))["random"])
+            fit_state.restore_random_state(self.python["random"])
 
     def in_this_world(self, position: Position, size: int, execution_steps: int) -> Position:
         """Return the saved position in this world's batches; see `convert_position`."""

@@ -125,6 +125,24 @@ def endless() -> tuple[list[Any], list[Any]]:
     return [model], [fitted.history]
 
 
+def shuffled() -> tuple[list[Any], list[Any]]:
+    """Fits of three epochs of six steps, each with another way to shuffle; two have their data in common."""
+    model, losses = build(), Losses()
+    samples = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(96)
+    files = tf.data.Dataset.range(6).shuffle(6, seed=2)
+    rows = files.interleave(lambda file: tf.data.Dataset.from_tensor_slices((X[:80], Y[:80])).shard(6, file))
+    uncounted = rows.shuffle(20, seed=4).concatenate(samples.take(16)).batch(16)
+    common = {"epochs": 3, "callbacks": [losses], "verbose": 0}
+    fits = [
+        model.fit(samples.skip(16).batch(15), validation_data=samples.take(16).batch(16), **common),
+        model.fit(uncounted, **common),
+        model.fit(uncounted, class_weight={0: 1.0, 1: 2.0, 2: 1.5}, **common),
+        model.fit(X, Y, batch_size=16, **common),
+        model.fit(samples.batch(8).repeat(), steps_per_epoch=6, **common),
+    ]
+    return [model], [[fitted.history for fitted in fits], losses.seen]
+
+
 def pauses() -> tuple[list[Any], list[Any]]:
     """A training that a test can stop in a validation, or after one."""
     model = build()
