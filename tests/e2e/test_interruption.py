@@ -56,6 +56,7 @@ class Head:
     """What the store's HEAD says, and all manifests that are there."""
 
     step: int
+    generation: int
     manifest: str
     manifests: frozenset[str]
 
@@ -64,9 +65,9 @@ def read_head(store: Path) -> Head:
     manifests = frozenset(path.name for path in store.glob("local/manifests/*.json"))
     path = store / "local" / "HEAD.json"
     if not path.exists():
-        return Head(0, "", manifests)
+        return Head(0, 0, "", manifests)
     head = json.loads(path.read_text())
-    return Head(int(head["step"]), Path(head["manifest"] or "").name, manifests)
+    return Head(int(head["step"]), int(head["generation"]), Path(head["manifest"] or "").name, manifests)
 
 
 def stepped(run: LocalRun) -> bool:
@@ -135,6 +136,7 @@ class Chain:
             completed = [max(e["completed"] for e in run.events("worker_exited", host)) for host in run.names]
             assert before.step < after.step <= min(completed), run.told()
             assert after.manifest in after.manifests - before.manifests, run.told()
+            assert after.generation > before.generation, run.told()  # though etcd was empty
         if not trained(run, before.step):
             assert (after.step, after.manifest) == (before.step, before.manifest), run.told()
             assert exit_s < BEFORE_FIRST_STEP_S, run.told()
@@ -181,12 +183,14 @@ def interrupted_again_and_again(
     draw = random.Random(script)
     for moment in moments:
         chain.interrupt(moment, draw)
-    reached = read_head(chain.store).step
+    before = read_head(chain.store)
     last_step = SCRIPTS[script][2]
-    assert moments.count("step") <= reached < last_step
+    assert moments.count("step") <= before.step < last_step
     last = chain.finish()
-    assert {event["step"] for event in last.events("first_step_completed")} == {reached + 1}
-    assert read_head(chain.store).step == last_step
+    assert {event["step"] for event in last.events("first_step_completed")} == {before.step + 1}
+    ended = read_head(chain.store)
+    assert ended.step == last_step
+    assert ended.generation > before.generation
     assert [name for name in differences(last.results(), undisturbed) if ":history/" not in name] == []
 
 
