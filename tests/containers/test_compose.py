@@ -31,7 +31,9 @@ pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 
 HOSTS = ("algo-1", "algo-2", "algo-3")
 BESIDE = {"s3": "keepstep-s3", "prometheus": "keepstep-prometheus"}
-GATE = "/opt/ml/model/gate"
+GATES = {30: "/opt/ml/model/first", 60: "/opt/ml/model/second"}
+"""Where the script waits, within a step: for the restart, and for Prometheus to have seen training go on."""
+
 STEPS = 80
 STEPS_PER_EPOCH = 1280 // 96  # of the script that is trained by default
 ONES = dict.fromkeys(HOSTS, 1.0)
@@ -155,25 +157,36 @@ def code_of(folder: Path, place: Path, policy: str) -> dict[str, str]:
 
 
 def kill_a_worker(job: Played) -> None:
-    """As the README has it; returns when Prometheus knows."""
+    """As the README has it; returns when Prometheus knows of the restart."""
     assert job.by_host("sum by (host) (keepstep_restarts_total)") == dict.fromkeys(HOSTS, 0.0)
     assert KILL in (ROOT / "docker" / "README.md").read_text()
     job.compose("exec", "-T", "algo-2", "sh", "-c", KILL)
     job.wait_for(lambda: job.by_host('keepstep_restarts_total{cause="killed"}') == ONES, "restart")
+
+
+def see_it_recovered(job: Played) -> None:
+    """Returns when Prometheus knows that a step was completed after the restart."""
     job.wait_for(lambda: job.by_host("keepstep_recovery_seconds_count{phase='total'}") == ONES, "recovery")
 
 
 def test_prometheus_sees_a_worker_killed_and_the_job_end_well(beside: Engine, tmp_path: Path) -> None:
+    gate = ",".join(f"{step}:{path}" for step, path in GATES.items())
     given = write_hyperparameters(
-        tmp_path / "given.json", sagemaker_program="loop.py", out="/opt/ml/model", steps=STEPS, gate=f"30:{GATE}"
+        tmp_path / "given.json", sagemaker_program="loop.py", out="/opt/ml/model", steps=STEPS, gate=gate
     )
-    code = code_of(SCRIPTS, tmp_path, "hang: {deadline: off}")  # who waits at the gate hangs
+    code = code_of(SCRIPTS, tmp_path, "hang: {deadline: off}")  # who waits at a gate hangs
     with played(beside, {**code, "HYPERPARAMETERS": given}) as job:
+
+        def let_pass(step: int) -> None:
+            for host in HOSTS:
+                job.compose("exec", "-T", host, "touch", GATES[step])
+
         job.wait_for(lambda: job.by_host('up{job="keepstep"}') == ONES, "agent on each host")
         job.wait_for(lambda: set(job.by_host("keepstep_step >= 20")) == set(HOSTS), "step 20 on each host")
         kill_a_worker(job)
-        for host in HOSTS:
-            job.compose("exec", "-T", host, "touch", GATE)
+        let_pass(30)  # those that go on from step 29 complete none before
+        see_it_recovered(job)
+        let_pass(60)
         assert job.wait() == dict.fromkeys(HOSTS, 0), job.told()
         assert f"checkpoint committed: step {STEPS}" in job.told()
         assert job.by_host("sum by (host) (max_over_time(keepstep_restarts_total[10m]))") == ONES
@@ -190,6 +203,7 @@ def test_every_panel_is_answered_and_a_job_that_was_stopped_goes_on(beside: Engi
     with played(beside, {**code, "HYPERPARAMETERS": given}) as job:
         job.wait_for(lambda: set(job.by_host("keepstep_durable_step > 0")) == set(HOSTS), "checkpoint")
         kill_a_worker(job)
+        see_it_recovered(job)
         for title, expression in expressions():
             if not any(name in expression for name in NOTHING_TO_SHOW):
                 asked = expression.replace("$__range", "5m")

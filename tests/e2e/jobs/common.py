@@ -85,11 +85,11 @@ def read_record(record: bytes) -> tuple[Any, Any]:
 
 
 def gates() -> dict[int, Path]:
-    """After which steps to wait for which files: of each --gate STEP:FILE."""
+    """After which steps to wait for which files: of each --gate STEP:FILE[,STEP:FILE...]."""
     words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    # in one word, as tests write it, or in two, as a platform's hyperparameters are given
+    # in one word, as tests write it, or in two, as a platform's hyperparameters are given: those name each but once
     words.add_argument("--gate", action="append", default=[])
-    texts = [text.partition(":") for text in words.parse_known_args()[0].gate]
+    texts = [text.partition(":") for given in words.parse_known_args()[0].gate for text in given.split(",")]
     return {int(at): Path(path) for at, _, path in texts}
 
 
