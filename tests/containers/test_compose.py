@@ -174,7 +174,8 @@ def test_prometheus_sees_a_worker_killed_and_the_job_end_well(beside: Engine, tm
     given = write_hyperparameters(
         tmp_path / "given.json", sagemaker_program="loop.py", out="/opt/ml/model", steps=STEPS, gate=gate
     )
-    code = code_of(SCRIPTS, tmp_path, "hang: {deadline: off}")  # who waits at a gate hangs
+    policy = "hang: {deadline: off}\ncheckpoint: {snapshot_every: 1 steps}"  # who waits at a gate hangs
+    code = code_of(SCRIPTS, tmp_path, policy)
     with played(beside, {**code, "HYPERPARAMETERS": given}) as job:
 
         def let_pass(step: int) -> None:
@@ -182,9 +183,9 @@ def test_prometheus_sees_a_worker_killed_and_the_job_end_well(beside: Engine, tm
                 job.compose("exec", "-T", host, "touch", GATES[step])
 
         job.wait_for(lambda: job.by_host('up{job="keepstep"}') == ONES, "agent on each host")
-        job.wait_for(lambda: set(job.by_host("keepstep_step >= 20")) == set(HOSTS), "step 20 on each host")
+        job.wait_for(lambda: job.by_host("keepstep_step") == dict.fromkeys(HOSTS, 29.0), "all hosts at the gate")
         kill_a_worker(job)
-        let_pass(30)  # those that go on from step 29 complete none before
+        let_pass(30)  # going on from step 29, none completes a step before
         see_it_recovered(job)
         let_pass(60)
         assert job.wait() == dict.fromkeys(HOSTS, 0), job.told()
