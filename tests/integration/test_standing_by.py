@@ -203,3 +203,60 @@ def test_a_fork_server_whose_imports_were_of_no_use_goes(tmp_path):
         assert len(children()) == 3
 
     in_host(tmp_path, body)
+
+
+async def copying(host: Host) -> int:
+    """A fork server that can not make the copy it is to make, standby b; gives its pid."""
+    host.start("a")
+    (server,) = children()
+    await host.event()
+    os.kill(server, signal.SIGSTOP)
+    host.start("b")
+    return server
+
+
+def test_while_a_copy_is_made_all_of_them_can_be_hung_up_on(tmp_path):
+    async def body(host: Host) -> None:
+        server = await copying(host)
+        host.standbys.close()
+        os.kill(server, signal.SIGCONT)
+        await host.until(lambda: len(host.gone) == 2)
+        assert [type(event) for event in host.events] == [StandbyReady]
+
+    in_host(tmp_path, body)
+
+
+def test_a_fork_server_that_dies_while_it_makes_a_copy_takes_that_one_with_it(tmp_path):
+    async def body(host: Host) -> None:
+        os.kill(await copying(host), signal.SIGKILL)
+        await host.until(lambda: host.gone == ["a"])
+        assert StandbyGone("b", "signal 9") in host.events
+        assert await host.runs("a") == WORKER
+        host.start("c")
+        assert await host.event(len(host.events) + 1) == StandbyReady("c")
+        assert await host.runs("c") == WORKER
+
+    in_host(tmp_path, body)
+
+
+def about(host: Host, standby_id: str) -> list[Event]:
+    return [event for event in host.events if getattr(event, "standby_id", "") == standby_id]
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_what_is_of_no_use_while_it_makes_a_copy_stands_in_for_it_no_more(tmp_path, is_taken):
+    async def body(host: Host) -> None:
+        server = await copying(host)
+        host.standbys.learn("w", {"kind": "unfit", "variables": ["TF_MODE"]})
+        if is_taken:
+            worker = WorkerSpec("worker of b", (*COMMAND, "script.py"), host.env, "")
+            assert host.standbys.take("b", worker, host.processes) is None
+        os.kill(server, signal.SIGCONT)
+        await host.until(lambda: "a" in host.gone)
+        host.start("c")
+        await host.until(lambda: StandbyReady("c") in host.events)
+        told = [StandbyReady("b")], [StandbyGone("b", "exit code 0")]  # as it is seen before its server's end, or after
+        await host.until(lambda: is_taken or about(host, "b") in told)
+        await host.until(lambda: len(children()) == 3 + (about(host, "b") == told[0]))
+
+    in_host(tmp_path, body)

@@ -52,6 +52,11 @@ class _Standby:
     spec: WorkerSpec
     files: Mapping[str, str]
 
+    @property
+    def is_dismissed(self) -> bool:
+        """Whether it was hung up on: it is about to end."""
+        return self.endpoint.fileno() < 0
+
 
 @dataclass
 class _Learnt:
@@ -141,7 +146,7 @@ class Standbys:
         None where neither is there.
         """
         standby = self._forget(standby_id)
-        if standby is None:
+        if standby is None or standby.is_dismissed:
             return self._take_forerunner(worker, processes)
         if standby is self._fork_server:
             self._fork_server = None
@@ -212,7 +217,7 @@ class Standbys:
 
     def _forget(self, standby_id: str) -> _Standby | None:
         standby = self._waiting.pop(standby_id, None)
-        if standby is not None:
+        if standby is not None and not standby.is_dismissed:
             asyncio.get_running_loop().remove_reader(standby.endpoint.fileno())
         return standby
 
@@ -259,7 +264,7 @@ class Standbys:
         if ready is None or not is_child(pid := int(ready["pid"])):
             discard(pumps)
             ours.close()
-            if is_wanted:
+            if is_wanted and not server.is_dismissed:
                 self._fork_server = None
                 self._post(StandbyReady(standby_id))
             return
