@@ -41,7 +41,6 @@ class Slabs:
         self._used: set[int] = set()
         self._writers: dict[int, Writer] = {}
         self._preparation: _Errand | None = None
-        self._prepared: set[int] = set()
         self._enlargement: _Errand | None = None
         self._read: frozenset[pages.Range] = frozenset()
         self._copy: _Copy | None = None
@@ -117,8 +116,7 @@ class Slabs:
         """
         if grant == self._newest_sealed or grant not in self._answers.get(layout, ()):
             return None
-        is_awaited = self._preparation is not None and self._preparation.is_alive() and grant not in self._prepared
-        return None if prepared and is_awaited else grant
+        return None if prepared and self._preparation is not None and self._preparation.is_alive() else grant
 
     def sealed(self, slab: int, step: int) -> Seal:
         """Return the seal of a slab.
@@ -199,19 +197,9 @@ class Slabs:
         assert self._layout is not None, "its number was answered"
         if self._preparation is not None:  # the answer was corrected
             self._preparation.end()
-        self._prepared = set()
-        for slab in slabs:
-            self._writer(slab, self._layout)
-        work = functools.partial(self._prepare_each, sorted(slabs), self._prepared)
-        self._preparation = _Errand("keepstep-slabs", work)
+        parts = [(self._descriptors[slab], self._writer(slab, self._layout)) for slab in sorted(slabs)]
+        self._preparation = _Errand("keepstep-slabs", functools.partial(_populate, parts))
         self._preparation.start()
-
-    def _prepare_each(self, slabs: Sequence[int], prepared: set[int], go_on: Callable[[], bool]) -> None:
-        """One after the other: where there is no memory in one piece, a slab can take seconds for each gigabyte."""
-        for slab in slabs:
-            pages.enlarge_file(self._descriptors[slab], go_on)
-            self._writers[slab].populate(go_on)
-            prepared.add(slab)
 
     def _enlarge(self, read: frozenset[pages.Range]) -> None:
         """Have huge pages for what lies where it lay at the snapshot before: it will be read there again and again."""
@@ -275,6 +263,12 @@ class _Copy(threading.Thread):
         except Exception as error:  # it is raised where the snapshot was asked for
             self.error = error
         self.used_ns = time.thread_time_ns()
+
+
+def _populate(parts: Sequence[tuple[int, Writer]], go_on: Callable[[], bool]) -> None:
+    for descriptor, writer in parts:
+        pages.enlarge_file(descriptor, go_on)
+        writer.populate(go_on)
 
 
 class _Errand(threading.Thread):
