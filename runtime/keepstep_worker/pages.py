@@ -1,17 +1,13 @@
 """What the kernel is asked to do with this process's pages, so that copies from and into them are fast.
 
-Source: madvise(2): MADV_POPULATE_READ, MADV_POPULATE_WRITE (Linux 5.14), MADV_COLLAPSE (6.1). Older kernels refuse, and
-nothing is lost.
+Source: madvise(2): MADV_POPULATE_WRITE (Linux 5.14), MADV_COLLAPSE (6.1). Older kernels refuse, and nothing is lost.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import functools
-import mmap
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable
@@ -19,9 +15,7 @@ from typing import Any, Callable
 Range = tuple[int, int]
 """An address, and how many bytes."""
 
-_HUGEPAGE, _POPULATE_READ, _POPULATE_WRITE, _COLLAPSE = 14, 22, 23, 25
-_FIXED = 0x10
-_FAILED = ctypes.c_void_p(-1).value
+_HUGEPAGE, _POPULATE_WRITE, _COLLAPSE = 14, 23, 25
 _PIECE_BYTES = 16 << 20
 """Asked for at a time: whoever else wants to change this process's mappings waits that long at the most."""
 _HUGE_BYTES = 2 << 20
@@ -58,44 +52,6 @@ def enlarge(ranges: Iterable[Range], go_on: Callable[[], bool]) -> None:
                 return
             _advise(at, length, _HUGEPAGE)
             failures = failures + 1 if _advise(at, length, _COLLAPSE) in (errno.ENOMEM, errno.EBUSY) else 0
-
-
-def enlarge_file(fd: int, go_on: Callable[[], bool]) -> None:
-    """Have a file in memory lie in huge pages, contents unchanged. Other threads run on meanwhile, and may write to it.
-
-    Whoever maps and reads it later was measured to take 0.6 times as long, unmapping included. What of the file is
-    empty gets memory here; a huge page of which much is in use at the moment may be left as it is.
-    """
-    size_bytes = os.fstat(fd).st_size // _HUGE_BYTES * _HUGE_BYTES
-    if _are_off() or not size_bytes:
-        return
-    with _mapped_whole(fd, size_bytes) as address:
-        failures = 0
-        for at, length in _pieces(address, size_bytes) if address else ():
-            if not go_on() or failures == _FAILURES_MAX:
-                return
-            for huge in range(at, at + length, _HUGE_BYTES):  # one that is all empty is left as it is
-                _advise(huge, mmap.PAGESIZE, _POPULATE_READ)
-            error = _advise(at, length, _COLLAPSE)
-            if error == errno.EINVAL:
-                return
-            failures = failures + 1 if error in (errno.ENOMEM, errno.EBUSY) else 0
-
-
-@contextlib.contextmanager
-def _mapped_whole(fd: int, size_bytes: int) -> Iterator[int]:
-    """The address, that of a huge page, at which a file is mapped to be read; 0 where that is refused."""
-    libc, room = _libc(), size_bytes + _HUGE_BYTES
-    reserved = libc.mmap(None, room, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    if reserved == _FAILED:
-        yield 0
-        return
-    try:
-        address = -(-reserved // _HUGE_BYTES) * _HUGE_BYTES
-        done = libc.mmap(address, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _FIXED, fd, 0)
-        yield 0 if done == _FAILED else address
-    finally:
-        libc.munmap(reserved, room)
 
 
 def in_huge_pages(ranges: Iterable[Range]) -> Iterator[Range]:
@@ -136,7 +92,4 @@ def _advise(address: int, length: int, advice: int) -> int:
 def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    numbers = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-    libc.mmap.argtypes, libc.mmap.restype = (ctypes.c_void_p, ctypes.c_size_t, *numbers), ctypes.c_void_p
-    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     return libc

@@ -197,8 +197,8 @@ class Slabs:
         assert self._layout is not None, "its number was answered"
         if self._preparation is not None:  # the answer was corrected
             self._preparation.end()
-        parts = [(self._descriptors[slab], self._writer(slab, self._layout)) for slab in sorted(slabs)]
-        self._preparation = _Errand("keepstep-slabs", functools.partial(_populate, parts))
+        writers = [self._writer(slab, self._layout) for slab in sorted(slabs)]
+        self._preparation = _Errand("keepstep-slabs", functools.partial(_populate, writers))
         self._preparation.start()
 
     def _enlarge(self, read: frozenset[pages.Range]) -> None:
@@ -265,9 +265,8 @@ class _Copy(threading.Thread):
         self.used_ns = time.thread_time_ns()
 
 
-def _populate(parts: Sequence[tuple[int, Writer]], go_on: Callable[[], bool]) -> None:
-    for descriptor, writer in parts:
-        pages.enlarge_file(descriptor, go_on)
+def _populate(writers: Sequence[Writer], go_on: Callable[[], bool]) -> None:
+    for writer in writers:
         writer.populate(go_on)
 
 

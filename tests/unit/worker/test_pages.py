@@ -5,10 +5,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
-import os
 import random
 import re
-import threading
 from pathlib import Path
 
 import pytest
@@ -51,39 +49,11 @@ class Memory:
     @property
     def huge_bytes(self) -> int:
         """How much of it, and of what the kernel has joined it with, lies in huge pages."""
-        return mapped_bytes(self.address + HUGE, "AnonHugePages")
-
-
-def mapped_bytes(address: int, kind: str) -> int:
-    """What the kernel says of the mapping there."""
-    for entry in Path("/proc/self/smaps").read_text().split("VmFlags:"):
-        bounds = re.search(r"^([0-9a-f]+)-([0-9a-f]+) ", entry, re.MULTILINE)
-        if bounds and int(bounds[1], 16) <= address < int(bounds[2], 16):
-            return int(re.search(rf"^{kind}: +(\d+) kB", entry, re.MULTILINE)[1]) << 10
-    raise AssertionError("it is mapped nowhere")
-
-
-class File:
-    """A file in memory, mapped somewhere else than where it is looked at."""
-
-    def __init__(self, content: bytes, size_bytes: int) -> None:
-        self.fd = os.memfd_create("file")
-        os.ftruncate(self.fd, size_bytes)
-        self.data = mmap.mmap(self.fd, size_bytes)
-        self.data[: len(content)] = content
-
-    @property
-    def huge_bytes(self) -> int:
-        """How much of it lies in huge pages."""
-        size_bytes = len(self.data) // HUGE * HUGE
-        with pages._mapped_whole(self.fd, size_bytes) as address:
-            for at in range(address, address + size_bytes, HUGE):
-                assert ctypes.c_ubyte.from_address(at).value in range(256)  # which maps what is there
-            return mapped_bytes(address, "ShmemPmdMapped")
-
-    def close(self) -> None:
-        self.data.close()
-        os.close(self.fd)
+        for entry in Path("/proc/self/smaps").read_text().split("VmFlags:"):
+            bounds = re.search(r"^([0-9a-f]+)-([0-9a-f]+) ", entry, re.MULTILINE)
+            if bounds and int(bounds[1], 16) <= self.address + HUGE < int(bounds[2], 16):
+                return int(re.search(r"^AnonHugePages: +(\d+) kB", entry, re.MULTILINE)[1]) << 10
+        raise AssertionError("it is mapped nowhere")
 
 
 def can_collapse() -> bool:
@@ -92,23 +62,7 @@ def can_collapse() -> bool:
     return not pages._are_off() and pages._advise(begin, HUGE, pages._COLLAPSE) == 0
 
 
-def can_collapse_files() -> bool:
-    file = File(b"", HUGE)
-    pages.enlarge_file(file.fd, lambda: True)
-    found = file.huge_bytes
-    file.close()
-    return found == HUGE
-
-
-collapses = pytest.mark.skipif(
-    not can_collapse(), reason="this machine's kernel, or its settings, have no MADV_COLLAPSE"
-)
-collapses_files = pytest.mark.skipif(
-    not can_collapse_files(), reason="this machine's kernel, or its settings, have none for files in memory"
-)
-
-
-@collapses
+@pytest.mark.skipif(not can_collapse(), reason="this machine's kernel, or its settings, have no MADV_COLLAPSE")
 def test_memory_in_use_comes_to_lie_in_huge_pages_with_what_it_holds():
     memory = Memory(40 << 20)
     pages.enlarge([memory.range], lambda: False)
@@ -116,42 +70,6 @@ def test_memory_in_use_comes_to_lie_in_huge_pages_with_what_it_holds():
     pages.enlarge([memory.range], lambda: True)
     assert (before, memory.huge_bytes) == (0, 19 * HUGE if memory.address % HUGE else 20 * HUGE)
     assert memory.data[:] == memory.content
-
-
-@collapses_files
-@pytest.mark.parametrize("held", [0, 5 * HUGE, 21 * HUGE + 100])
-def test_a_file_comes_to_lie_in_huge_pages_with_what_it_holds(held):
-    content = random.Random(1).randbytes(held)
-    file = File(content, 21 * HUGE + 100)
-    pages.enlarge_file(file.fd, lambda: False)
-    before = file.huge_bytes
-    pages.enlarge_file(file.fd, lambda: True)
-    assert (before, file.huge_bytes) == (0, 21 * HUGE)
-    assert file.data[:] == content + bytes(21 * HUGE + 100 - held)
-    file.close()
-
-
-@collapses_files
-def test_what_is_written_to_a_file_meanwhile_is_in_it():
-    file, go_on = File(b"", 40 * HUGE), threading.Event()
-    written = bytearray(40 * HUGE)
-
-    def write() -> None:
-        draws = random.Random(2)
-        while not go_on.is_set():
-            at, block = draws.randrange(len(written) - 100_000), draws.randbytes(100_000)
-            file.data[at : at + 100_000] = written[at : at + 100_000] = block
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    pages.enlarge_file(file.fd, lambda: True)
-    go_on.set()
-    writer.join()
-    assert file.data[:] == bytes(written)
-    pages.enlarge_file(file.fd, lambda: True)  # what was busy then
-    assert file.huge_bytes == 40 * HUGE
-    assert file.data[:] == bytes(written)
-    file.close()
 
 
 @pytest.fixture
@@ -176,52 +94,19 @@ def test_where_memory_is_in_small_pieces_it_is_given_up(asked, monkeypatch, erro
     assert len(asked) == 6
 
 
-@pytest.mark.parametrize(("error", "pieces"), [(errno.EINVAL, 1), (errno.ENOMEM, 3), (errno.EBUSY, 3), (0, 5)])
-def test_where_a_file_can_have_none_it_is_given_up(asked, monkeypatch, error, pieces):
-    monkeypatch.setattr(pages, "_advise", lambda *what: asked.append(what) or error * (what[2] == 25))
-    file = File(b"", 80 << 20)
-    pages.enlarge_file(file.fd, lambda: True)
-    file.close()
-    assert [(length >> 20, advice) for _, length, advice in asked if advice == 25] == [(16, 25)] * pieces
-    assert [length for _, length, advice in asked if advice == 22] == [mmap.PAGESIZE] * 8 * pieces
-
-
-@pytest.mark.parametrize("refused", [0, 1])
-def test_a_file_that_can_not_be_mapped_is_left_as_it_is(asked, monkeypatch, refused):
-    class Libc:
-        calls = 0
-        munmap = pages._libc().munmap
-
-        def mmap(self, *what):
-            self.calls += 1
-            return pages._FAILED if self.calls > refused else real.mmap(*what)
-
-    real, libc = pages._libc(), Libc()
-    monkeypatch.setattr(pages, "_libc", lambda: libc)
-    file = File(b"as it was", HUGE)
-    pages.enlarge_file(file.fd, lambda: True)
-    assert (asked, libc.calls, file.data[:9]) == ([], refused + 1, b"as it was")
-    file.close()
-
-
 def test_a_machine_that_is_to_have_none_is_asked_for_none(asked, monkeypatch, tmp_path):
     monkeypatch.undo()
     monkeypatch.setattr(pages, "_advise", lambda *what: asked.append(what) or 0)
-    file = File(b"", HUGE)
     for text in ("always madvise [never]\n", None):
         choice = tmp_path / f"enabled-{text is None}"
         if text:
             choice.write_text(text)
         monkeypatch.setattr(pages, "_CHOICE", choice)
         pages.enlarge([(AT, HUGE)], lambda: True)
-        pages.enlarge_file(file.fd, lambda: True)
     assert asked == []
     choice.write_text("always [madvise] never\n")
     pages.enlarge([(AT, HUGE)], lambda: True)
     assert len(asked) == 2
-    pages.enlarge_file(file.fd, lambda: True)
-    assert len(asked) == 4
-    file.close()
 
 
 class State:
@@ -259,16 +144,3 @@ def test_what_a_second_snapshot_finds_where_it_was_is_made_to_lie_in_huge_pages_
     eventually(lambda: found)
     agent.close()
     assert found == [(sorted((ctypes.addressof(each), 100) for each in state.lying), True)]
-
-
-def test_every_slab_is_made_to_lie_in_huge_pages_before_it_is_written_to(monkeypatch):
-    found, state, agent = [], State(), FakeAgent()
-    monkeypatch.setattr(pages, "enlarge_file", lambda fd, go_on: found.append((os.fstat(fd).st_ino, go_on())))
-    session = agent.session(snapshot_every=1)
-    session.set_provider(state.tensors)
-    session.announce()
-    slabs = session._slabs
-    eventually(lambda: not slabs.awaited or session._poll())
-    eventually(lambda: slabs.granted(session._orders().grant, slabs.layout_number, prepared=True) is not None)
-    assert sorted(found) == sorted((os.fstat(slabs.descriptor(slab)).st_ino, True) for slab in slabs._descriptors)
-    agent.close()
