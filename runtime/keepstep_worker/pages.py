@@ -1,6 +1,7 @@
 """What the kernel is asked to do with this process's pages, so that copies from and into them are fast.
 
-Source: madvise(2): MADV_POPULATE_WRITE (Linux 5.14), MADV_COLLAPSE (6.1). Older kernels refuse, and nothing is lost.
+Source: madvise(2): MADV_DONTNEED, MADV_POPULATE_WRITE (Linux 5.14), MADV_COLLAPSE (6.1). Older kernels refuse, and
+nothing is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Callable
 Range = tuple[int, int]
 """An address, and how many bytes."""
 
-_HUGEPAGE, _POPULATE_WRITE, _COLLAPSE = 14, 23, 25
+_DONTNEED, _HUGEPAGE, _POPULATE_WRITE, _COLLAPSE = 4, 14, 23, 25
 _PIECE_BYTES = 16 << 20
 """Asked for at a time: whoever else wants to change this process's mappings waits that long at the most."""
 _HUGE_BYTES = 2 << 20
@@ -35,6 +36,15 @@ def populate(address: int, size_bytes: int, go_on: Callable[[], bool]) -> None:
     for at, length in _pieces(address, size_bytes):
         if not go_on() or _advise(at, length, _POPULATE_WRITE):
             return
+
+
+def map_out(address: int, size_bytes: int) -> None:
+    """Map a file's pages out; whoever reads there again has them mapped in again. Other threads run on meanwhile.
+
+    Of memory that is no file's, this would be the end of the contents.
+    """
+    for at, length in _pieces(address, size_bytes):
+        _advise(at, length, _DONTNEED)
 
 
 def enlarge(ranges: Iterable[Range], go_on: Callable[[], bool]) -> None:

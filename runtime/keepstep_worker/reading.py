@@ -52,7 +52,8 @@ def is_on_the_cpu(component: Any) -> bool:
 
 def is_at_hand(component: Any) -> bool:
     """Whether a variable is in this process's memory: what is on a parameter server several threads fetch faster."""
-    return is_on_the_cpu(component) and "/job:ps/" not in str(component.device)
+    device = str(component.device)
+    return device.endswith("CPU:0") and "/job:ps/" not in device
 
 
 TOGETHER = Reader(_read_all, _hold_all)

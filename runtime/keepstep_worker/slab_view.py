@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import mmap
 import os
+import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keepstep_worker import pages
 from keepstep_worker.slab import DTYPES, Place, SlabError, parse, read_blob
 from keepstep_worker.streaming import Source, source_of
 
@@ -23,6 +25,10 @@ def numpy_dtype(dtype: str) -> Any:
     if hasattr(numpy, name) or name == "bool":
         return numpy.dtype(name)
     return numpy.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+
+
+def _map_out(source: Source) -> None:
+    pages.map_out(source.address, source.size_bytes)
 
 
 class _File:
@@ -92,15 +98,26 @@ class SlabView:
         place = self.places[key]
         return self.memory[place.begin : place.end]
 
-    def source(self, key: str) -> Source:
-        """Return where a tensor's bytes are, for those who copy them.
+    def sources(self, keys: Sequence[str]) -> list[Source]:
+        """Return where tensors' bytes are, for those who copy them.
 
         Raises:
             SlabError: the file has become shorter, and to read there would end the process.
         """
-        if key not in self.replaced and self._file is not None and self._file.size_bytes() < self.places[key].end:
-            raise SlabError(f"it ends within {key}")
-        return source_of(self.raw(key))
+        end = self._file.size_bytes() if self._file is not None else len(self.memory)
+        for key in keys:
+            if key not in self.replaced and self.places[key].end > end:
+                raise SlabError(f"it ends within {key}")
+        return [source_of(self.raw(key)) for key in keys]
+
+    def let_go(self) -> None:
+        """Have what was read of the file mapped out, beside what comes next; what is read again is mapped in again.
+
+        A page after the other: 0.8 GB were measured to take 25 ms.
+        """
+        if self._file is not None:
+            read = source_of(self.memory)
+            threading.Thread(target=_map_out, args=(read,), name="keepstep-unmap", daemon=True).start()
 
     def array(self, key: str) -> Any:
         """Return a tensor as a read-only NumPy array, without a copy: copy it before giving it to TensorFlow."""

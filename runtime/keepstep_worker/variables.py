@@ -37,11 +37,12 @@ def local_components(variable: Any) -> list[Any]:
     Only what an object holds itself is looked at: an attribute that a distributed variable does not have it looks up in
     its value, and to read the value of one that is summed on reading takes a collective, which needs every peer.
     """
+    own = vars(variable)
     for name in ("_value", "_variable"):  # Keras 3; tf_keras under mixed precision
-        inner = vars(variable).get(name)
-        if inner is not None and hasattr(type(inner), "assign"):
-            variable = inner
-    values = vars(variable).get("_values")  # distributed
+        if name in own and hasattr(type(own[name]), "assign"):
+            variable = own[name]
+            own = vars(variable)
+    values = own.get("_values")  # distributed
     return list(values) if isinstance(values, (list, tuple)) else [variable]
 
 
@@ -187,15 +188,18 @@ def assign(
     Raises:
         RestoreError: keys are missing or left over, or a shape or a type differs; it names them.
     """
-    pairs = [(key, index, component) for key, variable in named for index, component in _components(key, variable)]
-    wanted = {_stored_key(view, key, index) for key, index, _ in pairs}
-    missing = sorted(wanted - set(view.places))
+    pairs = [
+        (component, _stored_key(view, key, index))
+        for key, variable in named
+        for index, component in _components(key, variable)
+    ]
+    wanted = {key for _, key in pairs}
+    missing = sorted(wanted - view.places.keys())
     spare = {key for key in view.places if "@" in key and key.rsplit("@", 1)[0] in wanted}
-    extra = sorted(set(view.places) - wanted - set(others) - spare)
+    extra = sorted(view.places.keys() - wanted - set(others) - spare)
     wrong = []
-    for key, index, component in pairs:
-        stored = _stored_key(view, key, index)
-        if (place := view.places.get(stored)) is not None and (now := _difference(view, stored, component)):
+    for component, key in pairs:
+        if (place := view.places.get(key)) is not None and (now := _difference(view, key, component)):
             wrong.append(f"{key} (saved {place.dtype} {list(place.shape)}, now {now})")
     if missing or extra or wrong:
         raise RestoreError(
@@ -207,10 +211,9 @@ def assign(
                 if found
             )
         )
-    wanted_by = [(component, _stored_key(view, key, index)) for key, index, component in pairs]
     if before is not None:
-        before([component for component, _ in wanted_by])
-    _assign_all(view, wanted_by)
+        before([component for component, _ in pairs])
+    _assign_all(view, pairs)
 
 
 def _difference(view: SlabView, key: str, component: Any) -> str:
@@ -229,13 +232,18 @@ def _components(key: str, variable: Any) -> list[tuple[int, Any]]:
 
 
 def _stored_key(view: SlabView, key: str, index: int) -> str:
-    own = f"{key}@{index}"
-    return own if index and own in view else key
+    return own if index and (own := f"{key}@{index}") in view else key
 
 
 def _describe(component: Any) -> tuple[str, tuple[int, ...]]:
-    """Return dtype and shape as stored: raw bytes where safetensors has no name for the type."""
-    dtype, shape = component.dtype, tuple(int(dimension) for dimension in component.shape)
+    """Return dtype and shape as stored: raw bytes where safetensors has no name for the type.
+
+    Raises:
+        TypeError: its shape may change.
+    """
+    if not component.shape.is_fully_defined():
+        raise TypeError(f"{name_of(component)} can not be tracked: its shape, {component.shape}, may change")
+    dtype, shape = component.dtype, tuple(component.shape.as_list())
     name = DTYPES.get(dtype.name)
     if name is not None:
         return name, shape
@@ -263,6 +271,7 @@ def _assign_all(view: SlabView, wanted: Sequence[tuple[Any, str]]) -> None:
             # What assign() does, without its name scope and without reading back what was assigned.
             tf.raw_ops.AssignVariableOp(resource=component.handle, value=value)
         begin, held = end, 0
+    view.let_go()
 
 
 def _value(component: Any, view: SlabView, key: str, empty: list[tuple[Any, str]]) -> Any:
@@ -272,11 +281,12 @@ def _value(component: Any, view: SlabView, key: str, empty: list[tuple[Any, str]
 
     if is_string(component):
         return strings.decode(view.blob(key))
-    raw, dtype, shape = view.raw(key), component.dtype, component.shape
-    if raw.nbytes >= _LARGE_BYTES and _may_be_filled(component, view.places[key]) and _fills():
-        value = tf.raw_ops.Empty(shape=_dimensions(tuple(shape)), dtype=dtype)
+    place, dtype, shape = view.places[key], component.dtype, component.shape
+    if place.end - place.begin >= _LARGE_BYTES and _may_be_filled(component, place) and _fills():
+        value = tf.raw_ops.Empty(shape=_dimensions(place.shape), dtype=dtype)
         empty.append((value, key))
         return value
+    raw = view.raw(key)
     array = numpy.frombuffer(raw if _takes_a_copy() else bytearray(raw), dtype=dtype.as_numpy_dtype)
     return tf.convert_to_tensor(array.reshape(tuple(shape)), dtype=dtype)
 
@@ -295,7 +305,7 @@ def _dimensions(shape: tuple[int, ...]) -> Any:
 
 
 def _fill(view: SlabView, empty: Sequence[tuple[Any, str]]) -> None:
-    sources = [view.source(key) for _, key in empty]
+    sources = view.sources([key for _, key in empty])
     with Copying(source.size_bytes for source in sources) as copying:
         for (value, _), source in zip(empty, sources):
             copying.give(_address_of(value), source)
@@ -303,7 +313,7 @@ def _fill(view: SlabView, empty: Sequence[tuple[Any, str]]) -> None:
 
 def _address_of(value: Any) -> int:
     """Where a tensor's memory is, to write to: that is allowed only as long as nobody has seen it."""
-    return source_of(memoryview(value).cast("B")).address
+    return source_of(value).address
 
 
 @functools.cache
@@ -315,7 +325,8 @@ def _fills() -> bool:
         with tf.device("CPU:0"):
             value = tf.raw_ops.Empty(shape=_dimensions((_LARGE_BYTES,)), dtype="uint8")
         ctypes.memmove(_address_of(value), bytes(range(256)) * (_LARGE_BYTES >> 8), _LARGE_BYTES)
-        return bytes(value[-4:].numpy()) == b"\xfc\xfd\xfe\xff" and int(value[1]) == 1
+        doubled = bytes(tf.raw_ops.AddV2(x=value, y=value).numpy())
+        return doubled == bytes(range(0, 256, 2)) * (_LARGE_BYTES >> 7)
     except Exception:  # whatever they raise: then it is done the other way
         return False
 

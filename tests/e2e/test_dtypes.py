@@ -18,4 +18,4 @@ def test_what_is_saved_of_a_variable_of_any_type_and_shape_is_what_comes_back() 
     command = [PYTHON, str(Path(__file__).parent / "dtypes_job.py")]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "108 variables, wrong: []" in ended.stdout
+    assert "108 variables, wrong: []; 0 kB mapped in; refused: [True, True]" in ended.stdout

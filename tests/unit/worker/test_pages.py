@@ -1,10 +1,11 @@
-"""Huge pages for memory that is in use: which they are, and that nothing else changes."""
+"""What the kernel is asked to do with pages: which are to be huge, and that nothing else changes; mapping out."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import mmap
+import os
 import random
 import re
 from pathlib import Path
@@ -144,3 +145,22 @@ def test_what_a_second_snapshot_finds_where_it_was_is_made_to_lie_in_huge_pages_
     eventually(lambda: found)
     agent.close()
     assert found == [(sorted((ctypes.addressof(each), 100) for each in state.lying), True)]
+
+
+def mapped_in(address: int) -> int:
+    """Bytes of the mapping at an address that this process has mapped in."""
+    entry = next(each for each in Path("/proc/self/smaps").read_text().split("VmFlags:") if f"\n{address:x}-" in each)
+    return int(re.search(r"^Rss: +(\d+) kB", entry, re.MULTILINE)[1]) << 10
+
+
+def test_pages_of_a_file_are_mapped_out_and_are_there_again_for_whoever_reads_them():
+    fd = os.memfd_create("file")
+    os.write(fd, content := random.Random(2).randbytes((33 << 20) + 5))
+    with mmap.mmap(fd, len(content)) as mapped:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        assert mapped[:] == content
+        before = mapped_in(address)
+        pages.map_out(address, len(content))
+        assert (before >= len(content), mapped_in(address)) == (True, 0)
+        assert mapped[:] == content
+    os.close(fd)

@@ -118,7 +118,7 @@ def test_a_slab_that_became_shorter_is_not_read():
     os.ftruncate(fd, len(data) - 1)
     os.close(fd)
     with pytest.raises(SlabError, match="ends within replicated/a"):
-        view.source("replicated/a")
+        view.sources(["replicated/a"])
 
 
 @given(specs, st.data())
