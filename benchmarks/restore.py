@@ -43,17 +43,17 @@ STREAMS, PIECE = 4, 1 << 20
 
 
 def own_slab(folder: Path, size_bytes: int, times: int, python: Path) -> dict[str, list[float]]:
-    """Seconds of each restoration, with keepstep and with TensorFlow, each in a process just started."""
-    common = ["--bytes", str(size_bytes), "--checkpoint", str(folder / "checkpoint"), "--times", str(times)]
-    settings = ["checkpoint.snapshot_every=1 steps", "restart.budget=100 per 1h", "restart.backoff.first=1ms"]
+    """Seconds of each restoration, with keepstep and with TensorFlow in turn, each in a process just started."""
+    common = ["--bytes", str(size_bytes), "--checkpoint", str(folder / "checkpoint")]
+    settings = ["checkpoint.snapshot_every=1 steps", "restart.backoff.first=1ms"]
     options = [word for each in settings for word in ("--set", each)]
     local = [sys.executable, "-m", "keepstep", "local", "--quiet", "--hosts", "1", "--store", "none", *options]
     kept, read = folder / "kept.txt", folder / "read.txt"
-    run([*local, "--python", str(python), "--out", str(folder / "run"), str(JOB), "--mode", "keepstep",
-         "--result", str(kept), *common])  # fmt: skip
     plain = [str(python), str(JOB), *common, "--result", str(read), "--mode"]
     run([*plain, "write"])
-    for _ in range(times):
+    for number in range(times):
+        run([*local, "--python", str(python), "--out", str(folder / f"run-{number}"), str(JOB), "--mode", "keepstep",
+             "--result", str(kept), *common])  # fmt: skip
         run([*plain, "read"])
     return {path.stem: [float(line) for line in path.read_text().splitlines()] for path in (kept, read)}
 

@@ -1,6 +1,6 @@
 """What restore.py measures: how long it takes until a state of many variables is assigned, in a process just started.
 
-`keepstep` runs under a real agent, dies after each restoration and goes on in the next process; `write` leaves a
+`keepstep` runs under a real agent, dies once there is a snapshot and goes on in the next process; `write` leaves a
 checkpoint of TensorFlow's own, and `read` reads it back. Appends the seconds to a file, a line each.
 """
 
@@ -23,11 +23,10 @@ import keepstep_worker as keepstep
 from keepstep_worker.session import Session
 
 
-def note(path: Path, seconds: float) -> int:
-    """Add a line; how many there are now."""
+def note(path: Path, seconds: float) -> None:
+    """Add a line."""
     with path.open("a") as file:
         file.write(f"{seconds}\n")
-    return len(path.read_text().splitlines())
 
 
 def main() -> None:
@@ -36,7 +35,6 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--result", type=Path, required=True)
-    parser.add_argument("--times", type=int, default=1)
     options = parser.parse_args()
     state = State(options.bytes)
     if options.mode == "write":
@@ -49,11 +47,12 @@ def main() -> None:
         run, session = keepstep.join(), Session.current()
         begun = time.perf_counter()
         run.track(state=state)
-        seconds, started = time.perf_counter() - begun, run.step
-        is_last = started > 0 and note(options.result, seconds) >= options.times
-        for _ in run.steps(started + 1 if is_last else 1 << 30):
+        seconds, restored = time.perf_counter() - begun, run.step
+        if restored:
+            note(options.result, seconds)
+        for _ in run.steps(restored + 1 if restored else 1 << 30):
             state.step().numpy()
-            if session is not None and session.snapshot_ns:  # there is a seal by now
+            if session is not None and session.snapshot_ns and not restored:  # there is a seal by now
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
