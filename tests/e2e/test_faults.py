@@ -114,6 +114,7 @@ def test_a_batch_that_no_step_survives_is_left_out(script: str, tmp_path: Path) 
         assert told in run.log(name)
 
 
+@pytest.mark.sample(1)
 def test_workers_that_were_standbys_train_as_others_do(script: str, undisturbed: Results, tmp_path: Path) -> None:
     """Both have their imports behind them when worker 1 is killed."""
     gate = tmp_path / "gate"
@@ -140,6 +141,7 @@ def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
             yield server
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("script", "how"), [("loop.py", "cut"), ("loop.py", "freeze"), ("fit.py", "cut")], indirect=["script"]
 )

@@ -62,7 +62,7 @@ def test_who_is_stopped_is_the_culprit_though_tensorflow_ends_the_others_before_
     assert re.match(r"Python stacks of process \d+, stopped by a signal", kept.read_text())
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", list(TOLD))
 def test_a_hang_is_found_and_the_culprit_named(how: str, tmp_path: Path) -> None:
     # TensorFlow's own heartbeats, of two leases, must not end the others before the deadline: no stacks then

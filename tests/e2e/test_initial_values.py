@@ -22,6 +22,7 @@ def of(run: LocalRun, generation: int) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(paths)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("standby", [0, 1])
 def test_only_what_no_state_holds_is_sent_after_a_restart(tmp_path: Path, standby: int) -> None:
     options = ["--store", str(tmp_path / "store")]

@@ -62,6 +62,7 @@ def rounded(histories: Any) -> Any:
     return json.loads(json.dumps(histories), parse_float=lambda text: round(float(text), 4))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("built", ["built", "lazy"])
 def test_two_hosts_train_what_one_process_trains(tmp_path: Path, built: str) -> None:
     options = ["--repair"] + (["--lazy"] if built == "lazy" else [])

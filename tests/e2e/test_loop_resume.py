@@ -117,6 +117,7 @@ def state_of(result: dict[str, Any]) -> dict[str, Any]:
     return {key: result[key] for key in ("trainable", "slots", "local", "position")}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("flavour", ["keras3", "legacy"])
 def test_a_world_that_lost_a_worker_ends_where_the_undisturbed_one_does(tmp_path, agents, flavour):
     options = ["legacy"] if flavour == "legacy" else []

@@ -31,6 +31,7 @@ def folders(place: Path) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_straggler_and_a_healthy_peer_are_profiled(tmp_path, script):
     settings = [word for knob in KNOBS for word in ("--set", knob)]
