@@ -209,7 +209,7 @@ def main() -> None:
             os.environ.update(endpoint)
             found |= asyncio.run(moved(slab, files, options.times))
     pairs: dict[str, tuple[Callable[[], float], float]] = {
-        "own": (lambda: statistics.median(found["kept"]) / statistics.median(found["read"]), OWN_MAX),
+        "own": (lambda: ratio(found, "kept", "read"), OWN_MAX),
         "peer": (lambda: ratio(found, "peer", "socket"), PEER_MAX),
         "store": (lambda: ratio(found, "store", "download"), STORE_MAX),
     }
