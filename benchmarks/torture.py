@@ -266,13 +266,22 @@ def check_after(job: Job, before: Head | None, tally: Tally) -> Head | None:
     if after is not None:
         check_checkpoint(job, read_manifest(job.store, JOB, after.manifest))
         tally.verified += 1
+    check_restorations(job, before, tally)
+    return after
+
+
+def check_restorations(job: Job, before: Head | None, tally: Tally) -> None:
+    """What was restored since this was asked last is one step's state, and none older than what HEAD named before.
+
+    Raises:
+        Wrong: it is otherwise.
+    """
     for found in job.restorations():
         tally.restored += 1
         if found["wrong"]:
             raise Wrong(f"generation {found['generation']} restored {found['wrong']} of another step: {found}")
         if before is not None and found["step"] < before.step:
             raise Wrong(f"step {before.step} was committed, and {found} restored")
-    return after
 
 
 def check_store(job: Job, tally: Tally) -> None:
@@ -299,15 +308,18 @@ def play(job: Job, kills: int, dice: random.Random, tally: Tally) -> None:
         Wrong: something was not as it must be.
     """
     job.wait_for("first commit", lambda: job.committed_after(None))
+    after: Head | None = None
     for _ in range(kills):
         time.sleep(dice.uniform(0.0, MOMENT_S))  # the moment of the kill, not a wait for anything
         before = job.head()
+        check_restorations(job, after, tally)  # before HEAD was had, others may have restored, and committed since then
         tally.kills[strike(job, dice)] += 1
         after = check_after(job, before, tally)
         if dice.random() >= SOON_SHARE:
             job.wait_for("commit after a kill", lambda after=after: job.committed_after(after))
             check_after(job, after, tally)
     last = job.head()
+    check_restorations(job, after, tally)
     job.wait_for("commit after the last kill", lambda: job.committed_after(last))
     job.end()
     check_after(job, last, tally)
