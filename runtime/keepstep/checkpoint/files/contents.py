@@ -8,7 +8,7 @@ from pathlib import Path
 
 from keepstep.checkpoint.files.bundle import check_bundle, check_tensors
 from keepstep.checkpoint.files.keras_files import check_hdf5, check_keras
-from keepstep.checkpoint.files.sets import BACKUP_METADATA, FileSet, Kind, ListedFile, find_sets
+from keepstep.checkpoint.files.sets import BACKUP_METADATA, FileSet, Kind, ListedFile, Remains, find_sets
 from keepstep.checkpoint.files.state_file import STATE_BYTES_MAX, STATE_NAME, NamedCheckpoints, parse_state
 from keepstep.checkpoint.files.unfit import UnfitFile
 from keepstep.checkpoint.strict_json import MalformedDocument, parse_object
@@ -60,13 +60,13 @@ def read_state(folder: Path) -> NamedCheckpoints:
         raise UnfitFile(path, f"{error.strerror}", "a state file, or none") from error
 
 
-def read_sets(folder: Path) -> tuple[FileSet, ...]:
-    """The sets of a folder that are complete by their names, the newest last.
+def read_sets(folder: Path, remains: Remains | None = None) -> tuple[FileSet, ...]:
+    """The sets of a folder that are complete by their names, the newest last; see `find_sets`.
 
     Raises:
         UnfitFile: the folder can not be read.
     """
-    return find_sets(read_listing(folder), read_state(folder))
+    return find_sets(read_listing(folder), read_state(folder), remains)
 
 
 def check_set(folder: Path, found: FileSet) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from keepstep.checkpoint.files.state_file import STATE_NAME, NamedCheckpoints
@@ -66,7 +66,7 @@ class FileSet:
         files: all of them, in the order in which they were written; the `checkpoint` file is none of them, since it
             speaks of other sets, too.
         step: number that the name tells (TensorFlow's save counter, an epoch, ...); None where it tells none, or two.
-        is_named: the folder's `checkpoint` file names it.
+        is_named: the folder's `checkpoint` file names it, or would have had its writer not died.
     """
 
     kind: Kind
@@ -83,6 +83,10 @@ class FileSet:
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+
+Remains = frozenset[tuple[ListedFile, ...]]
+"""The files of each set that was there when a job began."""
 
 
 @dataclass
@@ -104,15 +108,20 @@ def is_data_file(name: str) -> bool:
     return _SHARD.fullmatch(name) is not None
 
 
-def find_sets(listing: Iterable[ListedFile], state: NamedCheckpoints) -> tuple[FileSet, ...]:
+def find_sets(
+    listing: Iterable[ListedFile], state: NamedCheckpoints, remains: Remains | None = None
+) -> tuple[FileSet, ...]:
     """The complete sets of a folder, the newest last.
 
     Sets whose names differ by their step alone are in the order of their steps, since times are of no use once
-    SageMaker has downloaded the folder; among the rest it is the time that counts.
+    SageMaker has downloaded the folder; among the rest it is the time that counts. The one that the `checkpoint` file
+    names last comes behind those that an earlier training has left, whatever their steps; what was written since then
+    and later than that one is newer still, and counts as named: a script died before it could say so.
 
     Args:
         listing: the regular files of one folder, in any order.
         state: what its `checkpoint` file names.
+        remains: what was there before; None where that is not known, and all may have been.
     """
     files = {file.name: file for file in listing if not is_ignored(file.name) and file.name != STATE_NAME}
     found = [*_bundles(files, state), *_backup(files), *_single(files)]
@@ -120,12 +129,22 @@ def find_sets(listing: Iterable[ListedFile], state: NamedCheckpoints) -> tuple[F
     for each in found:
         newest[family_of(each)] = max(newest.get(family_of(each), 0), each.mtime_ns)
 
+    latest = {family_of(each): each for each in found if each.kind is Kind.TENSORFLOW and each.name == state.latest}
+    ahead = {each.name for each in found if _is_ahead(each, latest.get(family_of(each)), remains)}
+
     def order(each: FileSet) -> tuple[object, ...]:
         family = family_of(each)
-        is_latest = each.kind is Kind.TENSORFLOW and each.name == state.latest
-        return newest[family], family, is_latest, -1 if each.step is None else each.step, each.mtime_ns
+        standing = 2 if each.name in ahead else each is latest.get(family)
+        return newest[family], family, standing, -1 if each.step is None else each.step, each.mtime_ns
 
-    return tuple(sorted(found, key=order))
+    return tuple(replace(each, is_named=each.is_named or each.name in ahead) for each in sorted(found, key=order))
+
+
+def _is_ahead(each: FileSet, latest: FileSet | None, remains: Remains | None) -> bool:
+    """Whether a set was written after the one that the `checkpoint` file names last."""
+    if remains is None or each.files in remains or latest is None or each.step is None or latest.step is None:
+        return False
+    return each.step > latest.step and each.mtime_ns > latest.mtime_ns
 
 
 def find_torn(listing: Iterable[ListedFile], sets: Iterable[FileSet]) -> tuple[str, ...]:

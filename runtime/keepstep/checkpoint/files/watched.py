@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from keepstep.checkpoint.files.contents import read_sets
-from keepstep.checkpoint.files.sets import FileSet, Kind, family_of, is_ignored
+from keepstep.checkpoint.files.sets import FileSet, Kind, ListedFile, Remains, family_of, is_ignored
 from keepstep.checkpoint.files.unfit import ChangingFile, UncopiedFile, UnfitFile
 from keepstep.checkpoint.files.writers import capture
 from keepstep.core.values import frozen
@@ -33,10 +33,15 @@ Writer = tuple[str, Kind, str]
 
 @frozen
 class Tree:
-    """Folders in which a script may write checkpoints: `root` and what is below it, but for `skip`."""
+    """Folders in which a script may write checkpoints: `root` and what is below it, but for `skip`.
+
+    Attributes:
+        remains: of what lies there, what did so before anybody watched; None where that is not known.
+    """
 
     root: Path
     skip: frozenset[Path] = frozenset()
+    remains: Remains | None = None
 
     def folders(self) -> Iterator[Path]:
         """Those that there are, the root first; links are not followed."""
@@ -121,6 +126,7 @@ class Watched:
         What is being written is passed over in silence: it is looked at again the next time.
         """
         with self._lock:
+            self._begin()
             trouble: list[str] = []
             before = dict(self._memory.copied)
             for folder in self._tree.folders():
@@ -149,6 +155,7 @@ class Watched:
     def change(self, put_right: Callable[[Tree], Result]) -> Result:
         """Change the tree while nobody goes over it."""
         with self._lock:
+            self._begin()
             return put_right(self._tree)
 
     def pass_over(self, is_known: Callable[[str, FileSet], bool]) -> None:
@@ -161,11 +168,22 @@ class Watched:
             for folder in self._tree.folders():
                 below = self._tree.below(folder)
                 with contextlib.suppress(UnfitFile):
-                    newest = {(below, *family_of(found)): found for found in read_sets(folder)}
+                    newest = {(below, *family_of(found)): found for found in read_sets(folder, self._tree.remains)}
                     passed = {w: found for w, found in newest.items() if is_known(below, found)}
                     self._memory.passed |= passed
                     for writer in passed:  # what was copied may be what was just moved aside
                         self._memory.copied.pop(writer, None)
+
+    def _begin(self) -> None:
+        """Note what is there before the script has written anything; what an uploader finds that follows another one
+        counts as that, too.
+        """
+        if self._tree.remains is None:
+            remains: set[tuple[ListedFile, ...]] = set()
+            for folder in self._tree.folders():
+                with contextlib.suppress(UnfitFile):
+                    remains.update(found.files for found in read_sets(folder))
+            self._tree = replace(self._tree, remains=frozenset(remains))
 
     def _edition(self) -> Edition:
         copied = self._memory.copied
@@ -173,7 +191,7 @@ class Watched:
 
     def _scan_folder(self, folder: Path, trouble: list[str]) -> None:
         try:
-            sets = read_sets(folder)
+            sets = read_sets(folder, self._tree.remains)
         except UnfitFile as error:
             trouble.append(str(error))
             return

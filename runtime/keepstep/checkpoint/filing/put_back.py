@@ -16,7 +16,16 @@ from pathlib import Path
 
 from keepstep.checkpoint.digests import ShortSlab, file_crc32c
 from keepstep.checkpoint.files.contents import check_set, read_listing, read_state
-from keepstep.checkpoint.files.sets import FileSet, Kind, family_of, find_sets, find_torn, is_unfinished, parse_step
+from keepstep.checkpoint.files.sets import (
+    FileSet,
+    Kind,
+    Remains,
+    family_of,
+    find_sets,
+    find_torn,
+    is_unfinished,
+    parse_step,
+)
 from keepstep.checkpoint.files.state_file import STATE_NAME, format_state
 from keepstep.checkpoint.files.unfit import UnfitFile
 from keepstep.checkpoint.files.watched import Tree
@@ -64,7 +73,7 @@ def put_back(store: ObjectStore | None, manifest: FilesManifest | None, tree: Tr
     assert store is not None or not stored, "what is to be brought lies somewhere"
     for folder in places.values():
         _remove_under_way(folder)
-    views = {name: _Folder(folder, stored.get(name, []), own) for name, folder in places.items()}
+    views = {name: _Folder(folder, stored.get(name, []), own, tree.remains) for name, folder in places.items()}
     missing = [(view, each) for view in views.values() for each in view.missing]
     with contextlib.ExitStack() as undo:
         brought = [(view, each, _bring(store, view.folder, each, undo)) for view, each in missing if store]
@@ -82,18 +91,18 @@ def put_back(store: ObjectStore | None, manifest: FilesManifest | None, tree: Tr
 
 def is_right(tree: Tree) -> bool:
     """Whether a script that wrote there finds something to go on from, and nothing torn."""
-    views = [_Folder(folder, [], own=True) for folder in tree.folders()]
+    views = [_Folder(folder, [], True, tree.remains) for folder in tree.folders()]
     return any(view.has_sets for view in views) and not any(view.in_the_way for view in views)
 
 
 class _Folder:
     """One folder as it was found, and what is to become of it."""
 
-    def __init__(self, folder: Path, stored: list[StoredSet], own: bool) -> None:
+    def __init__(self, folder: Path, stored: list[StoredSet], own: bool, remains: Remains | None) -> None:
         self.folder = folder
         self._stored = {each.writer[1:]: each for each in stored}
         listing = read_listing(folder) if folder.is_dir() else ()
-        self._sets = find_sets(listing, read_state(folder))
+        self._sets = find_sets(listing, read_state(folder), remains)
         self._whole = [each for each in self._sets if _is_whole(folder, each)]
         kept = self._kept(own)
         self.missing = [each for family, each in self._stored.items() if family not in kept]
@@ -135,7 +144,7 @@ class _Folder:
         named = {each.name for each in self._stored.values() if each.is_named}
         state = read_state(self.folder)
         there = [each for each in self._kept_sets if each.kind is Kind.TENSORFLOW]
-        entries = {each.name: each.mtime_ns for each in there if each.name in state.prefixes or each.name in named}
+        entries = {each.name: each.mtime_ns for each in there if each.is_named or each.name in named}
         for each in self.missing:
             if each.kind is Kind.TENSORFLOW and each.is_named:
                 entries.pop(each.name, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -113,6 +114,36 @@ def test_the_state_file_may_come_later(watched: Watched, root: Path) -> None:
     after, _ = watched.scan()
     assert [each.found.is_named for each in (*before.sets, *after.sets)] == [False, True]
     assert after.number == before.number + 1 and after.sets[0].place == before.sets[0].place
+
+
+def copy_of(root: Path, name: str, other: str, at_s: int) -> None:
+    """Lay a set's files once more under another name, which the `checkpoint` file does not say."""
+    for path in list(root.glob(f"{name}.*")):
+        copied = Path(shutil.copyfile(path, root / path.name.replace(name, other)))
+        os.utime(copied, (at_s, at_s))
+
+
+def test_what_a_script_wrote_and_died_before_naming_is_the_newest(watched: Watched, root: Path) -> None:
+    lay("managed", root)
+    watched.scan()
+    copy_of(root, "ckpt-2", "ckpt-3", at_s=5_000)
+    edition, trouble = watched.scan()
+    assert (labels(edition), edition.sets[0].found.is_named, trouble) == (["ckpt-3"], True, ())
+    assert 'model_checkpoint_path: "ckpt-3"' in (edition.sets[0].place / "checkpoint").read_text()
+    state = root / "checkpoint"
+    state.write_text(state.read_text().replace("ckpt-2", "ckpt-3"))  # it lives, and says so a moment later
+    assert watched.scan()[0] == edition
+
+
+@pytest.mark.parametrize(("was_there", "at_s"), [(True, 5_000), (False, 5)])
+def test_what_an_earlier_training_left_is_none_the_newer_for_its_step(
+    watched: Watched, root: Path, was_there: bool, at_s: int
+) -> None:
+    lay("managed", root)
+    if not was_there:
+        watched.scan()
+    copy_of(root, "ckpt-2", "ckpt-900", at_s)
+    assert labels(watched.scan()[0]) == ["ckpt-2"]
 
 
 def test_what_is_not_the_scripts_is_passed_over(root: Path, tmp_path: Path) -> None:

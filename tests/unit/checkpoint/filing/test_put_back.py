@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -79,6 +80,32 @@ def test_all_hosts_go_on_from_the_same(store, root: Path, tmp_path: Path) -> Non
     assert done.brought == [] and len(done.aside) == 2
     assert seen(root) == before
     assert len(contents(root / ASIDE)) == 2
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_set_whose_writer_died_before_naming_it_is_one_for_all(store, root: Path, tmp_path: Path, own: bool) -> None:
+    """A script that goes by names and one that goes by the `checkpoint` file go on from the same."""
+    lay("managed", root)
+    watched = Watched(root, tmp_path / "spool")
+    manifest, before = keep(store, "job", watched.scan()[0], 1, "r", 99).manifest, seen(root)
+    for path in list(root.glob("ckpt-2*")):
+        os.utime(shutil.copyfile(path, root / path.name.replace("ckpt-2", "ckpt-3")), (5_000, 5_000))
+    done = watched.change(lambda tree: put_back(store, manifest, tree, own=own))
+    newest = "ckpt-3" if own else "ckpt-2"
+    assert done.brought == [] and len(done.aside) == (0 if own else 2)
+    assert read_state(root).latest == newest and read_sets(root)[-1].name == newest
+    assert own or seen(root) == before
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_an_earlier_training_left_stays(store, root: Path, tmp_path: Path, own: bool) -> None:
+    lay("managed", root)
+    for path in list(root.glob("ckpt-2*")):
+        os.utime(shutil.copyfile(path, root / path.name.replace("ckpt-2", "ckpt-900")), (5_000, 5_000))
+    watched = Watched(root, tmp_path / "spool")
+    manifest, before = keep(store, "job", watched.scan()[0], 1, "r", 99).manifest, seen(root)
+    assert watched.change(lambda tree: put_back(store, manifest, tree, own=own)) == PutBack()
+    assert seen(root) == before
 
 
 def test_a_lone_host_may_be_ahead_of_the_store(store, root: Path, tmp_path: Path) -> None:
