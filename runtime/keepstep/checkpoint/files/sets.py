@@ -86,7 +86,7 @@ class FileSet:
 
 
 Remains = frozenset[tuple[ListedFile, ...]]
-"""The files of each set that was there when a job began."""
+"""The files of each set that was there before anybody watched."""
 
 
 @dataclass

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from keepstep.checkpoint.files.contents import read_sets
-from keepstep.checkpoint.files.sets import FileSet, Kind, ListedFile, Remains, family_of, is_ignored
+from keepstep.checkpoint.files.sets import FileSet, Kind, Remains, family_of, is_ignored
 from keepstep.checkpoint.files.unfit import ChangingFile, UncopiedFile, UnfitFile
 from keepstep.checkpoint.files.writers import capture
 from keepstep.core.values import frozen
@@ -175,15 +175,14 @@ class Watched:
                         self._memory.copied.pop(writer, None)
 
     def _begin(self) -> None:
-        """Note what is there before the script has written anything; what an uploader finds that follows another one
-        counts as that, too.
+        """Note what is there before the script has written anything, once all of it can be read.
+
+        What an uploader finds that follows another one counts as that, too.
         """
         if self._tree.remains is None:
-            remains: set[tuple[ListedFile, ...]] = set()
-            for folder in self._tree.folders():
-                with contextlib.suppress(UnfitFile):
-                    remains.update(found.files for found in read_sets(folder))
-            self._tree = replace(self._tree, remains=frozenset(remains))
+            with contextlib.suppress(UnfitFile):  # `scan` tells it
+                remains = frozenset(found.files for folder in self._tree.folders() for found in read_sets(folder))
+                self._tree = replace(self._tree, remains=remains)
 
     def _edition(self) -> Edition:
         copied = self._memory.copied

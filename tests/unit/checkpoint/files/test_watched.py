@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from keepstep.checkpoint.files.watched import WRITERS_MAX, Edition, Watched
-from tests.support.script_files import contents, lay, tear
+from tests.support.script_files import contents, lay, lay_again, tear
 
 
 def labels(edition: Edition) -> list[str]:
@@ -116,17 +115,10 @@ def test_the_state_file_may_come_later(watched: Watched, root: Path) -> None:
     assert after.number == before.number + 1 and after.sets[0].place == before.sets[0].place
 
 
-def copy_of(root: Path, name: str, other: str, at_s: int) -> None:
-    """Lay a set's files once more under another name, which the `checkpoint` file does not say."""
-    for path in list(root.glob(f"{name}.*")):
-        copied = Path(shutil.copyfile(path, root / path.name.replace(name, other)))
-        os.utime(copied, (at_s, at_s))
-
-
 def test_what_a_script_wrote_and_died_before_naming_is_the_newest(watched: Watched, root: Path) -> None:
     lay("managed", root)
     watched.scan()
-    copy_of(root, "ckpt-2", "ckpt-3", at_s=5_000)
+    lay_again(root, "ckpt-2", "ckpt-3", at_s=5_000)
     edition, trouble = watched.scan()
     assert (labels(edition), edition.sets[0].found.is_named, trouble) == (["ckpt-3"], True, ())
     assert 'model_checkpoint_path: "ckpt-3"' in (edition.sets[0].place / "checkpoint").read_text()
@@ -142,7 +134,18 @@ def test_what_an_earlier_training_left_is_none_the_newer_for_its_step(
     lay("managed", root)
     if not was_there:
         watched.scan()
-    copy_of(root, "ckpt-2", "ckpt-900", at_s)
+    lay_again(root, "ckpt-2", "ckpt-900", at_s)
+    assert labels(watched.scan()[0]) == ["ckpt-2"]
+
+
+def test_what_could_not_be_read_at_first_may_be_of_an_earlier_training(
+    watched: Watched, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay("managed", root)
+    lay_again(root, "ckpt-2", "ckpt-900", at_s=5_000)
+    with monkeypatch.context() as patch:
+        patch.setattr("keepstep.checkpoint.files.contents.LISTED_MAX", 1)
+        assert labels(watched.scan()[0]) == []
     assert labels(watched.scan()[0]) == ["ckpt-2"]
 
 

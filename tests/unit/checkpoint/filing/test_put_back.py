@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from keepstep.checkpoint.filing.keeping import keep
 from keepstep.checkpoint.filing.manifest import FilesManifest
 from keepstep.checkpoint.filing.put_back import ASIDE, PutBack, is_right, put_back
 from keepstep.checkpoint.restore import CorruptObject
-from tests.support.script_files import contents, lay, tear
+from tests.support.script_files import contents, lay, lay_again, tear
 from tests.support.stores import memory_store
 
 
@@ -88,8 +87,7 @@ def test_a_set_whose_writer_died_before_naming_it_is_one_for_all(store, root: Pa
     lay("managed", root)
     watched = Watched(root, tmp_path / "spool")
     manifest, before = keep(store, "job", watched.scan()[0], 1, "r", 99).manifest, seen(root)
-    for path in list(root.glob("ckpt-2*")):
-        os.utime(shutil.copyfile(path, root / path.name.replace("ckpt-2", "ckpt-3")), (5_000, 5_000))
+    lay_again(root, "ckpt-2", "ckpt-3", at_s=5_000)
     done = watched.change(lambda tree: put_back(store, manifest, tree, own=own))
     newest = "ckpt-3" if own else "ckpt-2"
     assert done.brought == [] and len(done.aside) == (0 if own else 2)
@@ -100,8 +98,7 @@ def test_a_set_whose_writer_died_before_naming_it_is_one_for_all(store, root: Pa
 @pytest.mark.parametrize("own", [False, True])
 def test_what_an_earlier_training_left_stays(store, root: Path, tmp_path: Path, own: bool) -> None:
     lay("managed", root)
-    for path in list(root.glob("ckpt-2*")):
-        os.utime(shutil.copyfile(path, root / path.name.replace("ckpt-2", "ckpt-900")), (5_000, 5_000))
+    lay_again(root, "ckpt-2", "ckpt-900", at_s=5_000)
     watched = Watched(root, tmp_path / "spool")
     manifest, before = keep(store, "job", watched.scan()[0], 1, "r", 99).manifest, seen(root)
     assert watched.change(lambda tree: put_back(store, manifest, tree, own=own)) == PutBack()
