@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from keepstep_worker import variables as state
-from keepstep_worker.session import RestoreError
 from keepstep_worker.slab import LOCAL, REPLICATED, SlabError
-from keepstep_worker.slab_view import SlabView
+from keepstep_worker.slab_view import RestoreError, SlabView
 from keepstep_worker.training import optimizers_of
 
 MISFIT = 3

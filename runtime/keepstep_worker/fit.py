@@ -27,9 +27,8 @@ from typing import Any
 
 from keepstep_worker import codec, fit_state, initial_values, orders
 from keepstep_worker import wire as wires
-from keepstep_worker.session import RestoreError
 from keepstep_worker.slab import LOCAL, REPLICATED, Tensor, size_bytes
-from keepstep_worker.slab_view import SlabView
+from keepstep_worker.slab_view import RestoreError, SlabView
 from keepstep_worker.training import POSITION, PYTHON, Flavour, Position, Training
 from keepstep_worker.variables import assign, tensors_of
 

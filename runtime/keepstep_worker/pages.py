@@ -1,7 +1,7 @@
 """What the kernel is asked to do with this process's pages, so that copies from and into them are fast.
 
-Source: madvise(2): MADV_DONTNEED, MADV_POPULATE_WRITE (Linux 5.14), MADV_COLLAPSE (6.1). Older kernels refuse, and
-nothing is lost.
+Source: madvise(2): MADV_DONTNEED, MADV_POPULATE_READ and MADV_POPULATE_WRITE (Linux 5.14), MADV_COLLAPSE (6.1). Older
+kernels refuse, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, Callable
 Range = tuple[int, int]
 """An address, and how many bytes."""
 
-_DONTNEED, _HUGEPAGE, _POPULATE_WRITE, _COLLAPSE = 4, 14, 23, 25
+_DONTNEED, _HUGEPAGE, _POPULATE_READ, _POPULATE_WRITE, _COLLAPSE = 4, 14, 22, 23, 25
+_SIMPLE = 0
 _PIECE_BYTES = 16 << 20
 """Asked for at a time: whoever else wants to change this process's mappings waits that long at the most."""
 _HUGE_BYTES = 2 << 20
@@ -27,6 +28,12 @@ _FAILURES_MAX = 3
 _CHOICE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
+class _Buffer(ctypes.Structure):
+    """Py_buffer, as far as it matters here."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("rest", ctypes.c_byte * 128))
+
+
 def populate(address: int, size_bytes: int, go_on: Callable[[], bool]) -> None:
     """Map all pages in, so that the first copy meets no page fault. Other threads run on meanwhile.
 
@@ -35,6 +42,16 @@ def populate(address: int, size_bytes: int, go_on: Callable[[], bool]) -> None:
     """
     for at, length in _pieces(address, size_bytes):
         if not go_on() or _advise(at, length, _POPULATE_WRITE):
+            return
+
+
+def map_in(address: int, size_bytes: int, go_on: Callable[[], bool]) -> None:
+    """Map a file's pages in, so that who reads there meets no page fault. Other threads run on meanwhile.
+
+    Where it is refused, reading maps them in.
+    """
+    for at, length in _pieces(address, size_bytes):
+        if not go_on() or _advise(at, length, _POPULATE_READ):
             return
 
 
@@ -62,6 +79,14 @@ def enlarge(ranges: Iterable[Range], go_on: Callable[[], bool]) -> None:
                 return
             _advise(at, length, _HUGEPAGE)
             failures = failures + 1 if _advise(at, length, _COLLAPSE) in (errno.ENOMEM, errno.EBUSY) else 0
+
+
+def address_of(memory: memoryview) -> int:
+    """Where memory begins, which may be read-only; without NumPy, which a script may want to set up first."""
+    buffer = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(memory), ctypes.byref(buffer), _SIMPLE)
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+    return buffer.address or 0
 
 
 def in_huge_pages(ranges: Iterable[Range]) -> Iterator[Range]:

@@ -15,9 +15,9 @@ from keepstep_worker import codec, fit_state, initial_values, newcomer
 from keepstep_worker import variables as state
 from keepstep_worker.dataset import Dataset, Shard
 from keepstep_worker.identity import KEEP_LOCAL
-from keepstep_worker.session import RestoreError, Session
+from keepstep_worker.session import Session
 from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, Tensor
-from keepstep_worker.slab_view import SlabView
+from keepstep_worker.slab_view import RestoreError, SlabView
 from keepstep_worker.strings import is_string
 from keepstep_worker.waits import Waits
 from keepstep_worker.wire import PHASE_JOINED, StepTimes

@@ -20,8 +20,8 @@ from keepstep_worker.channel import Channel, ChannelClosed
 from keepstep_worker.fingerprint import Fingerprints
 from keepstep_worker.identity import Identity
 from keepstep_worker.profiling import Profiler
-from keepstep_worker.slab import SlabError, Tensor, hold
-from keepstep_worker.slab_view import SlabView
+from keepstep_worker.slab import Tensor, hold
+from keepstep_worker.slab_view import RestoreError, SlabView
 from keepstep_worker.snapshots import Slabs
 from keepstep_worker.wire import Orders, Progress, StepTimes, Wire
 
@@ -29,16 +29,14 @@ Provider = Callable[[], Sequence[Tensor]]
 
 _POLL_S = 0.02
 """How often orders are read again while waiting; a message wakes the wait earlier."""
+_ANSWER_S = 0.1
+"""How long a worker that has nothing else to do yet waits for the slab: it may come later."""
 _FIRST_GRANT_NS = 1_000_000_000
 _FOLLOWS_NS = 900_000_000_000
 """How long a rank waits for the first one of its host, whose state it is to go on from."""
 _EXIT_ORPHANED = 143
 _NO_TIMES = StepTimes()
 _current: Session | None = None
-
-
-class RestoreError(Exception):
-    """The state that the agent wants restored can not be had, or does not fit what the script has built."""
 
 
 class Session:
@@ -60,6 +58,9 @@ class Session:
         self._restore_begun_ns = time.monotonic_ns()
         self._publish()
         self.tell({"kind": "hello", "version": wires.VERSION, "pid": self.pid})
+        if self.goes_on():  # the slab comes as the answer to a hello
+            self._receive(_ANSWER_S)
+            self._slabs.map_in(self._orders().restore_slab, self._orders().restore_step)
 
     @classmethod
     def current(cls) -> Session | None:
@@ -127,12 +128,9 @@ class Session:
         while orders.restore_slab not in self._slabs:
             self._receive()
         slab, step = orders.restore_slab, orders.restore_step
-        try:
-            seal = self._slabs.sealed(slab, step)
-            rank.tell_restored(self._slabs.descriptor(slab), step, seal.size_bytes)
-            return SlabView.open(self._slabs.descriptor(slab), seal.size_bytes, step)
-        except SlabError as error:
-            raise RestoreError(f"slab {slab} of step {step}: {error}") from error
+        view = self._slabs.view(slab, step)
+        rank.tell_restored(self._slabs.descriptor(slab), step, view.memory.nbytes)
+        return view
 
     def restoration_done(self, step: int, begun_ns: int | None = None, data_ns: int = 0) -> None:
         """Declare that the script's state is that of `step`.

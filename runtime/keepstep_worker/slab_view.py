@@ -8,13 +8,17 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Callable
 
 from keepstep_worker import pages
 from keepstep_worker.slab import DTYPES, Place, SlabError, parse, read_blob
 from keepstep_worker.streaming import Source, source_of
 
 _NAMES = {short: name for name, short in DTYPES.items()}
+
+
+class RestoreError(Exception):
+    """The state that the agent wants restored can not be had, or does not fit what the script has built."""
 
 
 def numpy_dtype(dtype: str) -> Any:
@@ -109,6 +113,11 @@ class SlabView:
             if key not in self.replaced and self.places[key].end > end:
                 raise SlabError(f"it ends within {key}")
         return [source_of(self.raw(key)) for key in keys]
+
+    def map_in(self, go_on: Callable[[], bool]) -> None:
+        """Have all of the file mapped in, so that reading it meets no page fault."""
+        if self._file is not None:
+            pages.map_in(pages.address_of(self.memory), self.memory.nbytes, go_on)
 
     def let_go(self) -> None:
         """Have what was read of the file mapped out, beside what comes next; what is read again is mapped in again.

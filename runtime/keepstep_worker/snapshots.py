@@ -13,6 +13,7 @@ from typing import Any, Callable
 from keepstep_worker import memory, pages
 from keepstep_worker import wire as wires
 from keepstep_worker.slab import Layout, SlabError, Spec, Tensor, Writer
+from keepstep_worker.slab_view import RestoreError, SlabView
 from keepstep_worker.wire import Seal, Wire
 
 _NICE = 10
@@ -44,6 +45,7 @@ class Slabs:
         self._enlargement: _Errand | None = None
         self._read: frozenset[pages.Range] = frozenset()
         self._copy: _Copy | None = None
+        self._ahead: tuple[int, SlabView] | None = None
         self._newest_sealed = wires.NO_SLAB
         self._copy_ns = 0
         self._sequence = max((seal.sequence for seal in wire.read_seals()), default=0)
@@ -118,16 +120,27 @@ class Slabs:
             return None
         return None if prepared and self._preparation is not None and self._preparation.is_alive() else grant
 
-    def sealed(self, slab: int, step: int) -> Seal:
-        """Return the seal of a slab.
+    def view(self, slab: int, step: int) -> SlabView:
+        """Open a sealed slab for reading.
 
         Raises:
-            SlabError: there is none, or it is of another step.
+            RestoreError: it is not sealed for this step, or is no valid slab.
         """
-        seal = next((seal for seal in self._wire.read_seals() if seal.slab == slab), None)
-        if seal is None or seal.step != step:
-            raise SlabError(f"it is sealed for step {seal.step if seal else None}, ordered was step {step}")
-        return seal
+        ahead, self._ahead = self._ahead, None
+        try:
+            size_bytes = self._sealed(slab, step).size_bytes
+            if ahead is not None and (ahead[0], ahead[1].step) == (slab, step):
+                return ahead[1]
+            return SlabView.open(self._descriptors[slab], size_bytes, step)
+        except SlabError as error:
+            raise RestoreError(f"slab {slab} of step {step}: {error}") from error
+
+    def map_in(self, slab: int, step: int) -> None:
+        """Have a slab that will be read mapped in, beside what the script does until then."""
+        with contextlib.suppress(KeyError, RestoreError):  # whoever reads it is told
+            view = self.view(slab, step)
+            self._ahead = slab, view
+            _Errand("keepstep-ahead", view.map_in).start()
 
     def seal(self, slab: int, tensors: Sequence[Tensor], step: int) -> None:
         """Write the tensors into the slab and declare it sealed for `step`."""
@@ -177,6 +190,12 @@ class Slabs:
         return copy.sealing
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _sealed(self, slab: int, step: int) -> Seal:
+        seal = next((seal for seal in self._wire.read_seals() if seal.slab == slab), None)
+        if seal is None or seal.step != step:
+            raise SlabError(f"it is sealed for step {seal.step if seal else None}, ordered was step {step}")
+        return seal
 
     def _begin(self, slab: int, step: int) -> _Sealing:
         layout = self._layout

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 from keepstep_worker import codec, fit_state, newcomer, probe
-from keepstep_worker.session import RestoreError, Session
+from keepstep_worker.session import Session
 from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, Tensor
-from keepstep_worker.slab_view import SlabView
+from keepstep_worker.slab_view import RestoreError, SlabView
 from keepstep_worker.variables import Named, name_variables
 
 POSITION = REPLICATED + "keepstep/position"

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from keepstep_worker import reading, strings
-from keepstep_worker.session import RestoreError
 from keepstep_worker.slab import DTYPES, LOCAL, REPLICATED, Blobs, Place, Tensor
-from keepstep_worker.slab_view import SlabView
+from keepstep_worker.slab_view import RestoreError, SlabView
 from keepstep_worker.streaming import Copying, source_of
 from keepstep_worker.strings import is_string
 

@@ -1,4 +1,4 @@
-"""What the kernel is asked to do with pages: which are to be huge, and that nothing else changes; mapping out."""
+"""What the kernel is asked to do with pages: which are to be huge, mapping in and out, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from keepstep_worker import pages
-from keepstep_worker.slab import Reader, Tensor
+from keepstep_worker.slab import Reader, Tensor, fill
 from keepstep_worker.streaming import Source
 from tests.support.fake_agent import FakeAgent, eventually
 
@@ -164,3 +164,31 @@ def test_pages_of_a_file_are_mapped_out_and_are_there_again_for_whoever_reads_th
         assert (before >= len(content), mapped_in(address)) == (True, 0)
         assert mapped[:] == content
     os.close(fd)
+
+
+def test_pages_of_a_file_are_mapped_in_before_anybody_reads_them():
+    fd = os.memfd_create("file")
+    os.write(fd, content := random.Random(3).randbytes((33 << 20) + 5))
+    with mmap.mmap(fd, len(content), prot=mmap.PROT_READ) as mapped, memoryview(mapped) as memory:
+        address = pages.address_of(memory)
+        before = mapped_in(address)
+        pages.map_in(address, len(content), lambda: True)
+        assert (before, mapped_in(address) >= len(content)) == (0, True)
+        assert ctypes.string_at(address, len(content)) == content
+    os.close(fd)
+
+
+def test_a_worker_maps_in_what_it_will_restore_before_its_script_asks_for_it():
+    agent = FakeAgent()
+    session = agent.session(snapshot_every=1)
+    session.join("loop")
+    session.set_provider(lambda: [Tensor("replicated/large", "U8", (5 << 20,), lambda to: fill(to, bytes(5 << 20)))])
+    session.enter_step(1)
+    session.complete_step(1)
+    agent.wait_for("sealed")
+    session = agent.session(restore_slab=agent.newest().slab, restore_step=1)
+    ahead = session._slabs._ahead[1]
+    eventually(lambda: mapped_in(pages.address_of(ahead.memory)) >= 5 << 20)
+    session.join("loop")
+    assert session.restored() is ahead
+    agent.close()

@@ -10,8 +10,9 @@ import pytest
 
 from keepstep_worker import wire as wires
 from keepstep_worker.run import Run
-from keepstep_worker.session import RestoreError, Session
+from keepstep_worker.session import Session
 from keepstep_worker.slab import Tensor, blob, fill, parse
+from keepstep_worker.slab_view import RestoreError
 from keepstep_worker.wire import StepTimes
 from tests.support.fake_agent import FakeAgent, eventually
 

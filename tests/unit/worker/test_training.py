@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep_worker.session import RestoreError
+from keepstep_worker.slab_view import RestoreError
 from keepstep_worker.training import Position, convert_position
 
 
