@@ -52,7 +52,8 @@ class Channel:
         Raises:
             ChannelClosed: the agent has gone.
         """
-        packet = json.dumps(message, separators=(",", ":")).encode()
+        text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+        packet = text.encode(errors="replace")  # half a surrogate pair, as of a file's name, is nothing to pass on
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         while True:
             try:

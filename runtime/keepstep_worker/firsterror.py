@@ -76,8 +76,9 @@ def write(path: str, description: dict[str, Any]) -> None:
     """Put a description where the agent looks for it, whole or not at all; that it can not be is no second error."""
     temporary = f"{path}.{os.getpid()}"
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(description, file)
+        # half a surrogate pair, as of a file's name, is nothing to pass on
+        with open(temporary, "w", encoding="utf-8", errors="replace") as file:
+            json.dump(description, file, ensure_ascii=False)
         os.replace(temporary, path)
     except OSError:
         return

@@ -133,7 +133,9 @@ class Chain:
         if had_stepped:
             assert after.step > before.step, run.told()
         if after != before:
-            completed = [max(e["completed"] for e in run.events("worker_exited", host)) for host in run.names]
+            exits = {host: [e["completed"] for e in run.events("worker_exited", host)] for host in run.names}
+            assert all(exits.values()), f"{moment}, {exit_s:.1f} s: {before} {after} {exits}\n{run.told()}"
+            completed = [max(found) for found in exits.values()]
             assert before.step < after.step <= min(completed), run.told()
             assert after.manifest in after.manifests - before.manifests, run.told()
             assert after.generation > before.generation, run.told()  # though etcd was empty

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from keepstep.core.policy import Policy
 from keepstep.core.profiles import Profile, Straggler
 from keepstep.core.splits import Part, Split
 from keepstep_worker import wire as wires
+from tests.support.keepers import KeepsNothing
 
 pytestmark = pytest.mark.integration
 RUNTIME = str(Path(wires.__file__).parent.parent)
@@ -56,23 +57,13 @@ PROFILE = Profile(1, 1_000.0, FOUND, "algo-2", SPLIT, SPLIT, ("0:compute",))
 ACTION = ProfileWorker("profile:1:1", WORKER, 1, "algo-1", 0, PROFILE)
 
 
-class Keeps:
-    """Keeps nothing: no agent dies here."""
-
-    async def keep(self, name: str, fd: int, meta: Mapping[str, Any] | None = None) -> None:
-        pass
-
-    async def drop(self, name: str) -> None:
-        pass
-
-
 class Host:
     """A host with a worker of its own and what looks at it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.told, self.logged = folder / "algo-1", [], []
         self.heard = asyncio.Event()
-        self.link = WorkerLink(Keeps(), {}, self._hear)
+        self.link = WorkerLink(KeepsNothing(), {}, self._hear)
         storing = Storing("job", None, Policy(), self.told.append, self.logged.append)
         self.profiling = Profiling(self.link, storing, self.folder, self.told.append, self.logged.append)
         self.process: subprocess.Popen[bytes] | None = None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 
 import pytest
 
 from keepstep.adapters.processes import ExitStatus
 from keepstep.app.first_errors import _said, first_error
+from keepstep.core.codec import decode_event, encode_event
+from keepstep.core.events import WorkerExited
 from keepstep.core.values import evolve
 from keepstep_worker import firsterror
 
@@ -108,3 +111,13 @@ def test_whose_end_it_is_goes_with_what_a_library_said(tmp_path):
 def test_what_can_not_be_read_is_nothing(text, tmp_path):
     (tmp_path / "error").write_text(text)
     assert first_error(tmp_path / "error", ABORTED, 5.0) is None
+
+
+def test_what_is_no_text_in_an_error_s_message_harms_nobody(tmp_path):
+    said = firsterror.describe(ValueError(f"no image: {os.fsdecode(b'caf' + bytes([233]))}\u2028é"), 1, 2, 3)
+    firsterror.write(str(tmp_path / "error.json"), said)
+    found = first_error(tmp_path / "error.json", ABORTED, 5.0)
+    assert found is not None
+    assert found.message == "no image: caf?\u2028é"
+    exited = WorkerExited("algo-1/2", 5.0, exit_code=1, error=found)
+    assert decode_event(json.loads(encode_event(exited))) == exited

@@ -307,15 +307,13 @@ class WorkerLink:
                 with contextlib.suppress(ValueError, OSError):
                     asyncio.get_running_loop().remove_reader(line.endpoint.fileno())
                 return
-            with contextlib.suppress(json.JSONDecodeError):  # a script may have got hold of the socket
-                message = json.loads(packet)
-                if isinstance(message, dict):
-                    if message.get("kind") == "ring":
-                        self._take_ring(message.get("rank"), fds)
-                    elif message.get("kind") == wires.INQUIRIES:
-                        self._take_inquiries(message.get("rank", self.first_rank), fds)
-                    else:
-                        self._on_message(line.worker_id, message)
+            message = _parsed(packet)
+            if message.get("kind") == "ring":
+                self._take_ring(message.get("rank"), fds)
+            elif message.get("kind") == wires.INQUIRIES:
+                self._take_inquiries(message.get("rank", self.first_rank), fds)
+            elif message:
+                self._on_message(line.worker_id, message)
             for fd in fds:
                 os.close(fd)
 
@@ -332,3 +330,12 @@ class WorkerLink:
         elif isinstance(rank, int):
             with contextlib.suppress(wires.WireError):
                 self._rings[rank] = _Ring(Wire(fds[0]))
+
+
+def _parsed(packet: bytes) -> dict[str, Any]:
+    """What a worker says; nothing where it is no message: a script may have got hold of the socket."""
+    try:
+        message = json.loads(packet)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}
