@@ -18,6 +18,7 @@ Range = tuple[int, int]
 
 _DONTNEED, _HUGEPAGE, _POPULATE_READ, _POPULATE_WRITE, _COLLAPSE = 4, 14, 22, 23, 25
 _SIMPLE = 0
+"""PyBUF_SIMPLE: bytes, whatever they are of."""
 _PIECE_BYTES = 16 << 20
 """Asked for at a time: whoever else wants to change this process's mappings waits that long at the most."""
 _HUGE_BYTES = 2 << 20
