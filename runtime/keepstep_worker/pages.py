@@ -32,7 +32,15 @@ _CHOICE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 class _Buffer(ctypes.Structure):
     """Py_buffer, as far as it matters here."""
 
-    _fields_ = (("address", ctypes.c_void_p), ("rest", ctypes.c_byte * 128))
+    _fields_ = (
+        ("address", ctypes.c_void_p), ("owner", ctypes.c_void_p), ("size_bytes", ctypes.c_ssize_t),
+        ("rest", ctypes.c_byte * 128),
+    )  # fmt: skip
+
+
+_get_buffer, _release_buffer = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
+_get_buffer.argtypes = ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int
+_release_buffer.argtypes, _release_buffer.restype = (ctypes.POINTER(_Buffer),), None
 
 
 def populate(address: int, size_bytes: int, go_on: Callable[[], bool]) -> None:
@@ -82,12 +90,18 @@ def enlarge(ranges: Iterable[Range], go_on: Callable[[], bool]) -> None:
             failures = failures + 1 if _advise(at, length, _COLLAPSE) in (errno.ENOMEM, errno.EBUSY) else 0
 
 
-def address_of(memory: memoryview) -> int:
-    """Where memory begins, which may be read-only; without NumPy, which a script may want to set up first."""
+def range_of(memory: Any) -> Range:
+    """Where the bytes of a contiguous buffer are, which may be read-only; whoever asks sees to it that they stay there.
+
+    Without NumPy, which a script may want to set up first, and in half the time.
+
+    Raises:
+        TypeError, BufferError: it is none.
+    """
     buffer = _Buffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(memory), ctypes.byref(buffer), _SIMPLE)
-    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
-    return buffer.address or 0
+    _get_buffer(memory, buffer, _SIMPLE)
+    _release_buffer(buffer)
+    return buffer.address or 0, buffer.size_bytes
 
 
 def in_huge_pages(ranges: Iterable[Range]) -> Iterator[Range]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keepstep_worker import streaming
+from keepstep_worker.pages import range_of
 from keepstep_worker.slab import Reader, Write, fill
 from keepstep_worker.streaming import Source, source_of
 
 _LARGE_BYTES = 64 << 10
-_READ_MAX = 128
+_READ_FIRST, _READ_MAX = 8, 128
 
 
 def write(component: Any, target: memoryview) -> None:
@@ -20,8 +22,11 @@ def write(component: Any, target: memoryview) -> None:
 
 
 def _read_all(components: Sequence[Any]) -> Iterator[Source]:
-    for at in range(0, len(components), _READ_MAX):  # what is there is copied while more are read
-        yield from map(_source_of, _values_of(components[at : at + _READ_MAX]))
+    source_of = _source_at_hand if _are_shared() else _source_of
+    at, count = 0, _READ_FIRST
+    while at < len(components):  # what is there is copied while more are read
+        yield from map(source_of, _values_of(components[at : at + count]))
+        at, count = at + count, min(2 * count, _READ_MAX)
 
 
 def _hold_all(components: Sequence[Any]) -> list[Write] | None:
@@ -29,7 +34,9 @@ def _hold_all(components: Sequence[Any]) -> list[Write] | None:
     if not are_left_alone():
         return None
     return [
-        functools.partial(fill, source=bytes(source.owner)) if source.size_bytes < _LARGE_BYTES else _Held(source).write
+        _Held(source).write
+        if source.size_bytes >= _LARGE_BYTES
+        else functools.partial(fill, source=ctypes.string_at(source.address, source.size_bytes))
         for source in _read_all(components)
     ]
 
@@ -113,6 +120,28 @@ def _source_of(value: Any) -> Source:
         return source_of(value)
     except (TypeError, ValueError, BufferError):  # the same, or there are no bytes
         return source_of(_bytes_of(value))
+
+
+def _source_at_hand(value: Any) -> Source:
+    """The same of a value in this process's memory, which is there for as long as the value is: in half the time."""
+    try:
+        return Source(*range_of(value), value)
+    except (TypeError, ValueError, BufferError):
+        return _source_of(value)
+
+
+@functools.cache
+def _are_shared() -> bool:
+    """Whether whoever asks a value for its bytes is given its own, no copy; in all versions looked at, they are."""
+    import tensorflow as tf
+
+    try:
+        with tf.init_scope(), tf.device("CPU:0"):
+            value = tf.zeros((_LARGE_BYTES,), "uint8")
+        with memoryview(value) as held:
+            return range_of(held) == range_of(value)
+    except Exception:  # whatever they raise: then it is done the other way
+        return False
 
 
 @functools.cache

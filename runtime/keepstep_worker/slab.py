@@ -204,8 +204,8 @@ class Writer:
         self._memory = mmap.mmap(fd, layout.size_bytes, mmap.MAP_SHARED)
         whole = memoryview(self._memory)
         self._targets = {place.key: whole[place.begin : place.end] for place in layout.places}
-        self._begins = {place.key: place.begin for place in layout.places}
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._ranges = {place.key: (self._address + place.begin, place.end - place.begin) for place in layout.places}
         self._whole, self._header = whole, layout.header
         self._has_header = False
 
@@ -222,15 +222,15 @@ class Writer:
             self._whole[: len(self._header)] = self._header
             self._has_header = True
         others: list[tuple[Write, memoryview]] = []
-        with Copying([target.nbytes for target in self._targets.values()], alone) as copying:
+        with Copying([size for _, size in self._ranges.values()], alone) as copying:
             for key, content in _contents_of(tensors):
-                target = self._targets[key]
                 if not isinstance(content, Source):
-                    others.append((content, target))
-                elif content.size_bytes != target.nbytes:
-                    raise SlabError(f"{key!r} has {content.size_bytes} bytes, its place {target.nbytes}")
-                else:
-                    copying.give(self._address + self._begins[key], content)
+                    others.append((content, self._targets[key]))
+                    continue
+                to, size = self._ranges[key]
+                if content.size_bytes != size:
+                    raise SlabError(f"{key!r} has {content.size_bytes} bytes, its place {size}")
+                copying.give(to, content)
         if alone:
             _write_each(others)
         else:

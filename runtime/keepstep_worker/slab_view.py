@@ -117,7 +117,7 @@ class SlabView:
     def map_in(self, go_on: Callable[[], bool]) -> None:
         """Have all of the file mapped in, so that reading it meets no page fault."""
         if self._file is not None:
-            pages.map_in(pages.address_of(self.memory), self.memory.nbytes, go_on)
+            pages.map_in(*pages.range_of(self.memory), go_on)
 
     def let_go(self) -> None:
         """Have what was read of the file mapped out, beside what comes next; what is read again is mapped in again.

@@ -7,7 +7,7 @@ import ctypes
 import functools
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,28 +64,26 @@ class Copying:
         self._stream, self._alone = _stream(), alone
         self._pieces = array.array("Q", bytes(_PIECE.size * sum(-(-size // _PIECE_BYTES) for size in sizes)))
         self._board = _Board()
-        self._sources: list[tuple[int, Source]] = []
+        self._owners: list[Any] = []
         self._size_bytes = 0
         self._helpers: Helpers | None = None
 
     @property
     def ranges(self) -> list[Range]:
-        """Where the sources lie."""
-        return [source[:2] for _, source in self._sources]
+        """Where the sources lie, in pieces."""
+        return [(address, size) for _, address, size in self._given()]
 
     def give(self, to: int, source: Source) -> None:
         """Have a source copied to an address; nothing is checked."""
-        self._sources.append((to, source))  # which keeps its bytes there
-        if self._stream is None:
-            return
-        address, size, _ = source
+        address, size, owner = source
+        self._owners.append(owner)
         pieces, count = self._pieces, self._board.given
         for at in range(0, size, _PIECE_BYTES):
             _PIECE.pack_into(pieces, _PIECE.size * count, to + at, address + at, min(_PIECE_BYTES, size - at))
             count += 1
         self._board.given = count
         self._size_bytes += size
-        if self._helpers is None and self._size_bytes >= SHARE_BYTES and not self._alone:
+        if self._helpers is None and self._size_bytes >= SHARE_BYTES and not self._alone and self._stream is not None:
             self._helpers = Helpers(self._work)
 
     def __enter__(self) -> Copying:
@@ -104,9 +102,14 @@ class Copying:
         if self._stream is not None:
             self._work()
         elif self._alone:
-            _move(self._sources)
+            _move(self._given())
         else:
-            in_shares(shares_of(self._sources, lambda each: each[1].size_bytes), _move)
+            in_shares(shares_of(self._given(), lambda piece: piece[2]), _move)
+
+    def _given(self) -> Iterator[tuple[int, int, int]]:
+        """Of each piece where it goes, where it is, and its bytes."""
+        pieces = self._pieces[: 3 * self._board.given]
+        return zip(pieces[::3], pieces[1::3], pieces[2::3])
 
     def _work(self) -> None:
         self._stream(self._pieces.buffer_info()[0], ctypes.byref(self._board), _goes_straight())
@@ -126,9 +129,9 @@ def copy(target: memoryview, source: Source) -> None:
             copying.give(ctypes.addressof(ctypes.c_char.from_buffer(target)), source)
 
 
-def _move(blocks: Iterable[tuple[int, Source]]) -> None:
-    for to, source in blocks:
-        ctypes.memmove(to, source.address, source.size_bytes)
+def _move(pieces: Iterable[tuple[int, int, int]]) -> None:
+    for to, address, size_bytes in pieces:
+        ctypes.memmove(to, address, size_bytes)
 
 
 @functools.lru_cache(maxsize=1)

@@ -170,9 +170,9 @@ def test_pages_of_a_file_are_mapped_in_before_anybody_reads_them():
     fd = os.memfd_create("file")
     os.write(fd, content := random.Random(3).randbytes((33 << 20) + 5))
     with mmap.mmap(fd, len(content), prot=mmap.PROT_READ) as mapped, memoryview(mapped) as memory:
-        address = pages.address_of(memory)
+        address, size_bytes = pages.range_of(memory)
         before = mapped_in(address)
-        pages.map_in(address, len(content), lambda: True)
+        pages.map_in(address, size_bytes, lambda: True)
         assert (before, mapped_in(address) >= len(content)) == (0, True)
         assert ctypes.string_at(address, len(content)) == content
     os.close(fd)
@@ -188,7 +188,7 @@ def test_a_worker_maps_in_what_it_will_restore_before_its_script_asks_for_it():
     agent.wait_for("sealed")
     session = agent.session(restore_slab=agent.newest().slab, restore_step=1)
     ahead = session._slabs._ahead[1]
-    eventually(lambda: mapped_in(pages.address_of(ahead.memory)) >= 5 << 20)
+    eventually(lambda: mapped_in(pages.range_of(ahead.memory)[0]) >= 5 << 20)
     session.join("loop")
     assert session.restored() is ahead
     agent.close()
