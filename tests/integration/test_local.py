@@ -46,7 +46,7 @@ def eventually(look: Callable[[], object]) -> bool:
     return True
 
 
-def test_hosts_do_not_outlive_a_run_that_is_killed(tmp_path):
+def test_hosts_do_not_outlive_a_run_that_is_killed_nor_does_etcds_data_outlive_the_next_one(tmp_path):
     mark = uuid.uuid4().hex
     script = tmp_path / "waits.py"
     script.write_text("import time\ntime.sleep(600)\n")
@@ -72,9 +72,16 @@ def test_hosts_do_not_outlive_a_run_that_is_killed(tmp_path):
     try:
         assert eventually(lambda: started_workers(tmp_path / "run") == 2)
         assert len(marked(mark)) > 5
+        data = [Path(note.read_text()) for note in (tmp_path / "run").glob("hosts/*/scratch/etcd-data")]
+        local._discard_data_of_the_killed()
+        assert data and all(each.exists() for each in data)  # of who is alive nothing is taken
         process.send_signal(signal.SIGKILL)
         process.wait(30)
         assert eventually(lambda: not marked(mark)), marked(mark)
+        following = Played(tmp_path / "other", {"algo-1": []})
+        with following._files:
+            following._prepare()
+        assert not any(each.exists() for each in data)
     finally:
         process.kill()
         for pid in marked(mark):

@@ -29,6 +29,8 @@ from keepstep.intake.contract import read_environment
 _TICK_S = 0.1
 _PROGRESS_S = 2.0
 _PORTS_FROM, _PORT_BLOCKS = 20_000, 24
+_PORTS = Path("/tmp/keepstep-ports")
+"""A file for each block, locked by the run that uses it; it says where the data of that host's etcd is noted."""
 _ETCD_PORTS_FROM, _ETCD_PORTS_TO = 32_000, 32_768
 """Below those that the kernel gives to whoever asks for any: between looking and listening nobody else gets them."""
 _RETURN_S = 1.0
@@ -167,6 +169,8 @@ class Local:
         hosts_folder = self.plan.folder / "hosts"
         self._discard_etcd_data()  # of a run in this folder that was killed
         try:
+            _PORTS.mkdir(mode=0o777, exist_ok=True)
+            _discard_data_of_the_killed()
             shutil.rmtree(hosts_folder, ignore_errors=True)
             for name in names:
                 base = hosts_folder / name
@@ -175,25 +179,21 @@ class Local:
                 (base / "input" / "config" / "resourceconfig.json").write_text(json.dumps(contract))
                 (base / "input" / "config" / "hyperparameters.json").write_text("{}")
                 (base / "input" / "config" / "inputdataconfig.json").write_text("{}")
-                block = self._port_block()
+                block = self._port_block((base / "scratch").resolve())
                 host = _Host(name, base, _PORTS_FROM + block * PORT_SPAN, etcd_port(block))
                 self._files.callback(host.close)
                 self.hosts.append(host)
         except OSError as error:
             raise ConfigError(str(error), "a folder that can be written", key="--out") from error
 
-    def _port_block(self) -> int:
-        """A block of ports that no other run on this machine uses."""
-        folder = Path("/tmp") / "keepstep-ports"
-        folder.mkdir(mode=0o777, exist_ok=True)
+    def _port_block(self, scratch: Path) -> int:
+        """A block of ports that no other run on this machine uses; whoever finds its lock free clears up `scratch`."""
         for block in range(_PORT_BLOCKS):
-            lock = (folder / str(block)).open("w")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                lock.close()
+            lock = _lock(_PORTS / str(block))
+            if lock is None:
                 continue
             self._files.enter_context(lock)
+            _note(lock, os.fsencode(scratch))
             return block
         raise QuorumError(f"all {_PORT_BLOCKS} blocks of ports are taken", "end other local runs first")
 
@@ -360,3 +360,33 @@ def describe(summary: dict[str, Any]) -> str:
     if "final_accuracy" in summary:
         lines.append(f"final accuracy {summary['final_accuracy']:.4f}")
     return "\nkeepstep local | ".join(lines)
+
+
+def _lock(path: Path) -> IO[bytes] | None:
+    file = path.open("a+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
+def _note(lock: IO[bytes], text: bytes) -> None:
+    lock.truncate(0)
+    lock.write(text)
+    lock.flush()
+
+
+def _discard_data_of_the_killed() -> None:
+    """Give back the memory that was taken by runs in any folder which were killed."""
+    for path in _PORTS.glob("[0-9]*"):
+        lock = _lock(path)
+        if lock is None:
+            continue
+        with lock:
+            lock.seek(0)
+            scratch = lock.read()
+            if scratch.startswith(b"/") and b"\0" not in scratch:
+                discard_data_dir(Path(os.fsdecode(scratch)))
+            _note(lock, b"")
