@@ -136,7 +136,7 @@ check: venv lint
 
 test: check venv-tf venv-toolkit etcd nets
 	$(PY) -m pytest tests/differential -n $(JOBS) --dist loadfile
-	$(PY) -m pytest tests/conformance tests/integration -m "not localstack" -n $(JOBS)
+	$(PY) -m pytest tests/conformance tests/integration -m "not localstack" -n $(JOBS) --dist worksteal
 	$(PY) -m pytest tests/e2e -m "not hosts and not more" -n $(JOBS) --dist worksteal
 	$(MAKE) wheels
 

@@ -52,7 +52,7 @@ def compared(builder: str, path: Path, folder: Path) -> dict[str, int]:
     return {group: int(count) for group, _, count in groups}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["model.weights.h5", "model.keras", "state"])
 def test_what_is_exported_is_what_was_trained(trained: tuple[str, Path], name: str, tmp_path: Path) -> None:
     builder, folder = trained

@@ -141,7 +141,7 @@ def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
             yield server
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("script", "how"), [("loop.py", "cut"), ("loop.py", "freeze"), ("fit.py", "cut")], indirect=["script"]
 )

@@ -73,6 +73,7 @@ def test_custom_loops_tell_it_of_the_step_that_is_wanted(tmp_path: Path, options
 
 
 @pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("flavour", "case"), [("keras3", "executions"), ("keras3", "watched"), ("tf_keras", "watched")]
 )
