@@ -5,6 +5,7 @@
 <job>/objects/g<generation>/s<step>/replicated-<rank>-of-<world size>.<run>
 <job>/objects/g<generation>/s<step>/local-<rank>.<run>
 <job>/objects/g<generation>/s<step>/tensors-<rank>.<run>    the CRCs of a rank's tensors; no manifest names it
+    <run> is <run>-alone<rank> where that rank saves what it holds as a world of one, since it can reach nobody
 <job>/probe/<nonce>                                written and removed when a store is opened
 <job>/trust/authority.json                         by what the hosts know each other; removed at the end of the job
 <job>/cordons/<GPU's UUID, or boot id>.json        what is to take no part in the job, whatever host has it

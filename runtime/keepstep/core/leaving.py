@@ -77,9 +77,10 @@ def _save_alone(turn: Turn, generation: GenerationRecord, slab: Slab) -> None:
     alone, step, number = turn.state.alone, _step_of(slab), generation.number
     if alone is None or (alone.generation, alone.step) != (number, step):
         assert slab.seal is not None, "only what is sealed is chosen"
-        action = UploadSnapshot(
-            f"alone:{number}:{step}", slab.slab, step, slab.seal.size_bytes, number, generation.run, 0, 1
-        )
+        # this very step may be committed by all, or by another one that is alone, and not be heard of here: no object
+        # of theirs is ever written over
+        run = f"{generation.run}-alone{generation.rank_of(turn.state.job.host)}"
+        action = UploadSnapshot(f"alone:{number}:{step}", slab.slab, step, slab.seal.size_bytes, number, run, 0, 1)
         if turn.attempt(action, Reason.SAVED_ALONE, f"upload of step {step}"):
             turn.set_slab(slab.slab, busy="upload")
         return

@@ -10,7 +10,15 @@ from keepstep.checkpoint.keys import ManifestName
 from keepstep.checkpoint.retrying import RetryingStore
 from keepstep.checkpoint.strict_json import MalformedDocument
 from keepstep.ports.store import Conflict, NotFound, StoreUnavailable
-from tests.support.stores import TroubledStore, committed, fail_at, memory_store, stored_checkpoint
+from tests.support.stores import (
+    TroubledStore,
+    committed,
+    fail_at,
+    fetched,
+    memory_store,
+    rank_slab,
+    stored_checkpoint,
+)
 
 
 def head_of(store):
@@ -240,3 +248,15 @@ def test_a_manifest_under_another_name_is_none():
         read_manifest(store, "job", "job/manifests/1-11-r.json")
     with pytest.raises(NotFound):
         read_manifest(store, "job", "job/manifests/1-12-r.json")
+
+
+def test_who_saves_a_committed_step_alone_is_refused_and_has_written_over_nothing():
+    """It has not heard of the commit; its objects bear names of its own, as the node decides."""
+    store = memory_store()
+    manifest = committed(store, 1, 10)
+    alone = replace(stored_checkpoint(store, ManifestName(1, 10, "r-alone1"), world_size=1), run="r")
+    with pytest.raises(StaleStep):
+        commit(store, alone)
+    assert not {stored.key for stored in alone.objects} & {stored.key for stored in manifest.objects}
+    for rank in range(2):
+        assert fetched(store, manifest, rank)[1] == rank_slab(rank, 10)
