@@ -23,7 +23,7 @@ LOCALSTACK_STAMP := .venv-localstack/.stamp-$(shell cat requirements/localstack.
 NATIVE := $(if $(filter x86_64,$(shell uname -m)),runtime/keepstep_worker/native/stream-x86_64.so)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack venv-sdk docker etcd mpi nets lint check test test-hosts test-more test-resume test-containers test-matrix torture torture-files wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-goodput bench-startup bench-straggler attribution no-false-alarm soak campaign campaign-health requirements clean
+.PHONY: venv venv-tf venv-torch venv-toolkit venv-localstack venv-sdk docker etcd mpi nets lint check test test-hosts test-more test-resume test-containers test-matrix torture torture-files outage wheels demo bench-fold bench-overhead bench-rendezvous bench-snapshot bench-upload bench-restore bench-recovery bench-goodput bench-startup bench-straggler attribution no-false-alarm soak campaign campaign-health requirements clean
 
 venv: $(DEV_STAMP)
 $(DEV_STAMP):
@@ -184,6 +184,10 @@ KILLS ?= 500
 torture: venv venv-tf venv-localstack etcd
 	$(PY) -m benchmarks.torture --kills $(KILLS)
 	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_random_kills.py tests/conformance/test_commits.py
+
+# A store that is away for two minutes, and comes back; `make test` has a moment of it.
+outage: venv
+	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/integration/test_training_goes_on.py -k missed
 
 # Builds both distributions and tries them in a clean environment, where there is no source tree to fall back on.
 wheels: venv

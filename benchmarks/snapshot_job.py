@@ -135,8 +135,8 @@ def main() -> None:
     state.step().numpy()  # traced
     settled = saver.settle(state)
     for number in range(settled + 1, settled + options.every * (options.savings + 1)):
-        saver.before(number)
         begun = time.perf_counter_ns()
+        saver.before(number)  # which waits where a copy behind the steps is to be had by now
         state.step().numpy()
         trained = time.perf_counter_ns()
         saver.after(number)

@@ -354,6 +354,9 @@ def main() -> int:
             for key in list(job.store.list("")):
                 job.store.delete(key)
             print(f"job {tally.jobs}: {sum(tally.kills.values())} kills, {dict(tally.kills)}", flush=True)
+    unseen = [kind for kind in RATES if not proxy.counts[kind]]
+    if unseen and tally.jobs >= LARGE_EVERY and not wrong:
+        wrong = f"never done: {', '.join(unseen)}"
     if wrong:
         print(wrong)
     last = {"name": "torture", "value": sum(tally.kills.values()), "goal": options.kills, "ok": not wrong,

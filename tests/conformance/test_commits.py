@@ -62,6 +62,7 @@ def test_of_racing_generations_the_newest_has_head_and_the_others_know(store):
     finally:
         over.set()
         watcher.join()
+    assert seen
     assert seen == sorted(seen)
 
 

@@ -44,11 +44,17 @@ def train(folder: Path, hosts: int, corrupt: int = -1) -> str:
     return done.stdout
 
 
+def turns(folder: Path) -> list[dict[str, Any]]:
+    return [line for path in journals_under(folder / "hosts") for _, line in read_lines(path) if "event" in line]
+
+
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    found = [
-        line["event"] for path in journals_under(folder / "hosts") for _, line in read_lines(path) if "event" in line
-    ]
-    return [event for event in found if event["kind"] == kind]
+    return [turn["event"] for turn in turns(folder) if turn["event"]["kind"] == kind]
+
+
+def divergences(folder: Path) -> list[str]:
+    """What was told of replicas that differ."""
+    return [detail for turn in turns(folder) for reason, detail in turn["notes"] if reason == "replica_divergence"]
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -59,6 +65,8 @@ def test_the_replica_that_differs_is_named_and_never_committed(tmp_path: Path, r
     assert compared
     assert all(event["differ"] == [[f"algo-{rank + 1}", "replicated/total"]] for event in compared)
     assert all(event["step"] >= wrong_from for event in compared)
+    (told,) = {detail.partition(": ")[2] for detail in divergences(tmp_path) if "replicated/" in detail}
+    assert f"algo-{rank + 1}" in told and "replicated/total" in told
     committed = [event["step"] for event in events(tmp_path, "checkpoint_committed")]
     assert committed and max(committed) < wrong_from
     head = json.loads(next((tmp_path / "store").glob("*/HEAD.json")).read_text())
@@ -67,5 +75,5 @@ def test_the_replica_that_differs_is_named_and_never_committed(tmp_path: Path, r
 
 def test_of_replicas_that_agree_nothing_is_said(tmp_path: Path) -> None:
     train(tmp_path, 2)
-    assert events(tmp_path, "replicas_compared") == []
+    assert events(tmp_path, "replicas_compared") == divergences(tmp_path) == []
     assert max(event["step"] for event in events(tmp_path, "checkpoint_committed")) == STEPS

@@ -146,11 +146,11 @@ class Container:
         events = [event for event in self.events() if event["kind"] == "worker_started"]
         os.kill(events[-1]["pid"], signal.SIGKILL)
 
-    def wait(self) -> int:
+    def wait(self, within_s: float = DEADLINE_S) -> int:
         """The exit code; that nothing is left is asserted."""
         assert self._process is not None
         try:
-            code = self._process.wait(DEADLINE_S)
+            code = self._process.wait(within_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not end:\n{self.output()}") from None
         assert self.left() == [], self.output()
