@@ -229,13 +229,23 @@ def on_commit_refused(turn: Turn, event: CommitRefused) -> None:
 
 
 def _drain(turn: Turn, generation: GenerationRecord) -> None:
-    """Agree on the last step, wait until it is committed, end the job."""
+    """Agree on the last step, wait until it is committed, end the job.
+
+    A save that is under way is left to come through first: nothing else is uploaded meanwhile.
+    """
     statuses = statuses_of(turn, generation)
     durable = generation.durable_step
+    late = pace.too_late(turn, generation)
     if generation.drain_step:
         hopeless = not turn.state.job.has_store or _diverged(_uploads(turn, generation, generation.drain_step))
         if durable >= generation.drain_step or hopeless:
             end(turn, generation, ExitCode.INTERRUPTED, f"interrupted; {saved_text(turn, durable)}", Reason.INTERRUPTED)
+        elif generation.save_step == generation.drain_step or _is_under_way(turn, generation):
+            return
+        elif late:
+            _do_without(turn, generation, late)
+        else:
+            _save(turn, generation, generation.drain_step)
         return
     if len(statuses) < len(generation.members) or any(status.entered < 0 for status in statuses.values()):
         return
@@ -244,7 +254,6 @@ def _drain(turn: Turn, generation: GenerationRecord) -> None:
     can_seal = has_snapshots(turn, generation)
     newest = max(target, started) if can_seal else min(status.sealed for status in statuses.values())
     newest = newest if turn.state.job.has_store else 0
-    late = pace.too_late(turn, generation)
     if newest <= durable:
         end(turn, generation, ExitCode.INTERRUPTED, f"interrupted; {saved_text(turn, durable)}", Reason.NOTHING_TO_SAVE)
     elif late:
@@ -252,15 +261,20 @@ def _drain(turn: Turn, generation: GenerationRecord) -> None:
     elif target <= started or not can_seal:
         _save(turn, generation, newest)
     else:
-        turn.put(evolve(generation, drain_step=target, save_step=target), Reason.DRAIN_AGREED, f"step {target}")
+        save = generation.save_step if _is_under_way(turn, generation) else target
+        turn.put(evolve(generation, drain_step=target, save_step=save), Reason.DRAIN_AGREED, f"step {target}")
+
+
+def _is_under_way(turn: Turn, generation: GenerationRecord) -> bool:
+    """Whether a save may come through yet: its step is sealed by all."""
+    sealed = min((status.sealed for status in statuses_of(turn, generation).values()), default=0)
+    return durable_step(turn, generation) < generation.save_step <= sealed and not _missed(turn, generation)
 
 
 def _do_without(turn: Turn, generation: GenerationRecord, why: str) -> None:
-    """No save is begun any more; one that is under way, its step sealed by all, may come through yet."""
-    durable = durable_step(turn, generation)
-    sealed = min((status.sealed for status in statuses_of(turn, generation).values()), default=0)
-    if not durable < generation.save_step <= sealed or _missed(turn, generation):
-        text = f"interrupted; {why}; {saved_text(turn, durable)}"
+    """No save is begun any more; one that is under way may come through yet."""
+    if not _is_under_way(turn, generation):
+        text = f"interrupted; {why}; {saved_text(turn, durable_step(turn, generation))}"
         end(turn, generation, ExitCode.INTERRUPTED, text, Reason.GRACE_TOO_SHORT)
 
 
