@@ -160,7 +160,7 @@ class Stage(Checked, Operated):
                 self.post(e.SnapshotBad(action.operation, action.slab, action.step, "checksum"))
             case a.VerifySlab():
                 self.post(e.SnapshotVerified(action.operation, action.slab, action.step, f"d{action.step}"))
-            case a.UploadSnapshot():
+            case a.UploadSnapshot() if "uploads" not in self.out_of_order:
                 item = StoredObject(f"o{action.step}.{action.rank}", "replicated", action.rank, 0, 1, "0")
                 done = e.SnapshotUploaded(
                     action.operation, action.generation, action.step, f"d{action.step}", (item,), self.upload_s
@@ -240,7 +240,7 @@ class Stage(Checked, Operated):
         self.happens(e.TimerFired())
 
     def breaks(self, *what: str) -> None:
-        """store, permission, coordinator, fence, checkpoint, `slab 0`: from now on it does not do what it should."""
+        """store, permission, coordinator, fence, checkpoint, `slab 0` (from now on); or uploads, which never end."""
         self.out_of_order.add(" ".join(what))
 
     def uploads_take(self, seconds: str) -> None:

@@ -145,32 +145,35 @@ def on_snapshot_sealed(turn: Turn, event: SnapshotSealed) -> None:
 
 
 def verify(turn: Turn) -> None:
-    """Between generations, read every sealed snapshot once: only what is verified is offered for a resume."""
+    """Between generations, read every sealed snapshot once: only what is verified is offered for a resume.
+
+    Also one that is still uploaded, which may take long, or for ever: nobody waits for a store with that.
+    """
     if turn.state.workers:
         return
     for slab in sorted(turn.state.slabs, key=lambda s: -(s.seal.step if s.seal else 0)):
-        if slab.seal is None or slab.digest or slab.busy == "upload":
+        if slab.seal is None or slab.digest:
             continue
         action = VerifySlab(f"verify:{slab.slab}:{slab.seal.sequence}", slab.slab, slab.seal.step, slab.seal.size_bytes)
-        if turn.attempt(action, Reason.SNAPSHOT_SEALED, f"verify step {slab.seal.step}"):
-            turn.set_slab(slab.slab, busy="verify")
+        if turn.attempt(action, Reason.SNAPSHOT_SEALED, f"verify step {slab.seal.step}") and not slab.busy:
+            turn.set_slab(slab.slab, busy=action.operation)
 
 
 def on_snapshot_verified(turn: Turn, event: SnapshotVerified) -> None:
     """Every byte was read; the digest stands for the replicated state."""
     turn.landed(event.operation)
+    release(turn, event.operation)
     for slab in turn.state.slabs:
-        if slab.slab == event.slab:
-            turn.set_slab(slab.slab, busy="")
-            if slab.seal is not None and slab.seal.step == event.step:
-                turn.set_slab(slab.slab, digest=event.digest)
-                turn.because(Reason.SNAPSHOT_VERIFIED, f"step {event.step}")
+        if slab.slab == event.slab and slab.seal is not None and slab.seal.step == event.step:
+            turn.set_slab(slab.slab, digest=event.digest)
+            turn.because(Reason.SNAPSHOT_VERIFIED, f"step {event.step}")
 
 
 def on_snapshot_bad(turn: Turn, event: SnapshotBad) -> None:
     """A sealed slab does not read as a snapshot: it is not offered."""
     turn.landed(event.operation)
-    turn.set_slab(event.slab, seal=None, digest="", busy="")
+    release(turn, event.operation)
+    turn.set_slab(event.slab, seal=None, digest="")
     turn.do(ClearSeal(event.slab), Reason.SNAPSHOT_BAD, f"step {event.step}: {event.detail}")
 
 
@@ -254,14 +257,14 @@ def upload(turn: Turn) -> None:
             turn.set(uploaded=UploadRecord(number, step, state.job.host, "", ()))
             upload(turn)
         return
-    if slab.busy == "verify":
+    if slab.busy:
         return
     run, rank, world_size = generation.run, generation.rank_of(state.job.host), len(generation.members)
     action = UploadSnapshot(
         f"upload:{number}:{step}", slab.slab, step, slab.seal.size_bytes, number, run, rank, world_size
     )
     if turn.attempt(action, Reason.UPLOAD_STARTS, f"step {step}"):
-        turn.set_slab(slab.slab, busy="upload")
+        turn.set_slab(slab.slab, busy=action.operation)
 
 
 def _missed(state: State, generation: GenerationRecord) -> bool:
@@ -273,7 +276,7 @@ def _missed(state: State, generation: GenerationRecord) -> bool:
 def on_snapshot_uploaded(turn: Turn, event: SnapshotUploaded) -> None:
     """This host's share lies in the store."""
     turn.landed(event.operation)
-    _release(turn)
+    release(turn, event.operation)
     record = UploadRecord(event.generation, event.step, turn.state.job.host, event.digest, event.objects, event.seconds)
     if event.operation.startswith("alone:"):
         turn.set(alone=record)
@@ -284,13 +287,8 @@ def on_snapshot_uploaded(turn: Turn, event: SnapshotUploaded) -> None:
     store_answers(turn)
 
 
-def release_upload(turn: Turn, operation: str) -> None:
-    """An upload or a verification failed: its slab is not being read any more."""
-    if operation.startswith(("upload:", "alone:", "verify:")):
-        _release(turn, "verify" if operation.startswith("verify:") else "upload")
-
-
-def _release(turn: Turn, what: str = "upload") -> None:
+def release(turn: Turn, operation: str) -> None:
+    """An upload or a verification is over, well or not: it reads its slab no more."""
     for slab in turn.state.slabs:
-        if slab.busy == what:
+        if slab.busy == operation:
             turn.set_slab(slab.slab, busy="")

@@ -67,7 +67,7 @@ def _on_operation_failed(turn: Turn, event: e.OperationFailed) -> None:
     """An action failed and may be tried again; a store that fails raises an alarm, training goes on."""
     turn.landed(event.operation, turn.now + event.retry_s)
     turn.because(Reason.OPERATION_FAILED, f"{event.operation}: {event.error}")
-    checkpoints.release_upload(turn, event.operation)
+    checkpoints.release(turn, event.operation)
     if event.operation.startswith(workers.STOPPING):
         workers.on_stuck(turn, event.operation.removeprefix(workers.STOPPING), event.error)
     if event.operation.startswith(("upload:", "alone:", "commit:", "head", "fetch:", "files:")):
@@ -82,7 +82,7 @@ def _on_store_refused(turn: Turn, event: e.StoreRefused) -> None:
     if event.operation in (gpus.KEEPING, charges.KEEPING):  # no reason to save nothing any more
         turn.because(Reason.OPERATION_FAILED, event.detail)
         return
-    checkpoints.release_upload(turn, event.operation)
+    checkpoints.release(turn, event.operation)
     turn.set_store(refused=event.detail, available=False, failing_since=turn.state.store.failing_since or turn.now)
     turn.do(Report(Measure.STORE_AVAILABLE, 0.0), Reason.STORE_REFUSES, event.detail)
     if turn.state.seen_generation == 0:

@@ -149,7 +149,10 @@ class Standbys:
 
 @frozen
 class Slab:
-    """One slab of this host. `seal` is None while it is free or being written; `digest` is set once verified."""
+    """One slab of this host. `seal` is None while it is free or being written; `digest` is set once verified.
+
+    `busy` is the operation that reads it; of an upload and a verification at the same time the one that began first.
+    """
 
     slab: int
     size_bytes: int

@@ -82,7 +82,7 @@ def _save_alone(turn: Turn, generation: GenerationRecord, slab: Slab) -> None:
         run = f"{generation.run}-alone{generation.rank_of(turn.state.job.host)}"
         action = UploadSnapshot(f"alone:{number}:{step}", slab.slab, step, slab.seal.size_bytes, number, run, 0, 1)
         if turn.attempt(action, Reason.SAVED_ALONE, f"upload of step {step}"):
-            turn.set_slab(slab.slab, busy="upload")
+            turn.set_slab(slab.slab, busy=action.operation)
         return
     commit = CommitCheckpoint(
         f"commit:{number}:{step}:alone", number, step, generation.run, alone.digest, 1, alone.objects
