@@ -25,6 +25,8 @@ from keepstep.core.values import frozen
 WRITERS_MAX = 16
 """Of more writers than this those that wrote last count: names without a step in them make one each."""
 _DEPTH_MAX = 8
+_SAVED_VARIABLES = "variables"
+"""The folder of a SavedModel's variables, and what their files begin with: without its graph they are no checkpoint."""
 
 Result = TypeVar("Result")
 Writer = tuple[str, Kind, str]
@@ -53,7 +55,7 @@ class Tree:
         return "" if below == "." else below
 
     def _walk(self, folder: Path, depth: int) -> Iterator[Path]:
-        if folder in self.skip or not folder.is_dir():
+        if folder in self.skip or not folder.is_dir() or _is_part_of_a_saved_model(folder):
             return
         yield folder
         try:
@@ -64,6 +66,11 @@ class Tree:
         if depth > 0:
             for name in names:
                 yield from self._walk(folder / name, depth - 1)
+
+
+def _is_part_of_a_saved_model(folder: Path) -> bool:
+    """Whether it holds a SavedModel's variables; its graph beside the folder is written last."""
+    return folder.name == _SAVED_VARIABLES and (folder / f"{_SAVED_VARIABLES}.index").exists()
 
 
 @frozen

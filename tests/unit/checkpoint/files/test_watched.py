@@ -48,6 +48,16 @@ def test_the_newest_set_of_each_writer_is_copied(watched: Watched, root: Path) -
     }
 
 
+def test_the_variables_of_a_saved_model_are_no_checkpoint(watched: Watched, root: Path) -> None:
+    """They can not be loaded without the graph, which is never copied; other bundles in folders of that name can."""
+    lay("many", root / "best" / "variables", rename=("ckpt-7", "variables"))
+    assert watched.scan() == (Edition(4, ()), ())
+    lay("many", root / "variables")
+    lay("many", root / "epoch", rename=("ckpt-7", "variables"))
+    edition, trouble = watched.scan()
+    assert (labels(edition), trouble) == (["epoch/variables", "variables/ckpt-7"], ())
+
+
 def test_nothing_new_is_no_new_edition(watched: Watched, root: Path) -> None:
     lay("managed", root)
     assert watched.scan()[0] == watched.scan()[0]
