@@ -69,6 +69,8 @@ def tell_action(action: a.Action) -> str:
             return f"start worker rank {action.rank}" + (f" from {action.standby}" if action.standby else "")
         case a.StartServer():
             return f"start server {action.server_id}: {action.title}"
+        case a.SweepStore() if action.restoring:
+            return f"sweep store but for {', '.join(action.restoring)}"
         case a.StopWorker() | a.RevokeLease() | a.SweepStore() | a.WatchAll():
             return _words(type(action).__name__)
         case a.ProfileWorker():

@@ -131,7 +131,8 @@ def on_files_kept(turn: Turn, event: FilesKept) -> None:
     if event.edition >= turn.state.files.kept:
         _set(turn, kept=event.edition, manifest=event.manifest, number=event.number, kept_in=kept_in)
     turn.because(Reason.FILES_KEPT, f"{event.manifest}, {event.uploaded_bytes} bytes in {event.seconds:.1f} s")
-    turn.do(SweepStore(kept_in))
+    resume = None if turn.generation is None else turn.generation.resume
+    turn.do(SweepStore(kept_in, (resume.manifest,) if resume is not None and resume.manifest else ()))
 
 
 def on_files_put_back(turn: Turn, event: FilesPutBack) -> None:
