@@ -8,6 +8,7 @@ fails silently: the store has it all.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import threading
@@ -39,11 +40,16 @@ class TieredStore:
         if_match: str | None = None,
         crc32c: int | None = None,
     ) -> str:
-        etag = self._inner.put(key, body, if_absent=if_absent, if_match=if_match, crc32c=crc32c)
-        place = parse_object_key(self._job, key)
-        if place is not None and crc32c is not None:
-            self._copy(key, body, crc32c)
-        return etag
+        put = functools.partial(self._inner.put, key, body, if_absent=if_absent, if_match=if_match, crc32c=crc32c)
+        if parse_object_key(self._job, key) is None or crc32c is None:
+            return put()
+        # beside it: a save that must be committed before a deadline has no time for one after the other
+        copying = threading.Thread(target=self._copy, args=(key, body, crc32c), name="keepstep-tier")
+        copying.start()
+        try:
+            return put()
+        finally:
+            copying.join()
 
     def get(self, key: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
         at, end = start, None if size is None else start + size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from keepstep.checkpoint.commit import commit
 from keepstep.checkpoint.keys import ManifestName
 from keepstep.checkpoint.manifest import Manifest
 from keepstep.checkpoint.tier import KEPT, TieredStore
+from keepstep.ports.store import Body
+from tests.support.fake_agent import eventually
 from tests.support.stores import TroubledStore, fetched, memory_store, rank_slab, stored_checkpoint
 
 
@@ -53,6 +56,19 @@ def test_what_was_written_here_is_read_from_here(folder):
     afar, tiered, (manifest,) = committed(folder)
     assert [restored(tiered, manifest, rank) for rank in (0, 1)] == [rank_slab(rank, 10) for rank in (0, 1)]
     assert afar.got == []
+
+
+def test_the_copy_is_made_while_the_object_is_on_its_way(folder):
+    class Slow(TroubledStore):
+        """Takes nothing before the copy is there."""
+
+        def put(self, key: str, body: Body, **options: Any) -> str:
+            if "/tensors-" not in key:
+                eventually(lambda: list(folder.glob(f"{key}.????????")))
+            return super().put(key, body, **options)
+
+    stored_checkpoint(TieredStore(Slow(memory_store()), folder, "job"), ManifestName(1, 10, "r"))
+    assert len(copies(folder)) == 2 * 2  # of each rank a share, and what is local
 
 
 def test_another_process_finds_it(folder):
