@@ -135,12 +135,12 @@ class S3Store:
             conditions["IfMatch"] = if_match
         if not isinstance(body, bytes) and body.size_bytes > SINGLE_PUT_BYTES_MAX:
             return self._put_parts(where, body, conditions, crc32c)
-        data = b"".join(body_chunks(body))
+        data = _in_one_piece(body)
         crc = checksums.crc32c(data)
         if len(data) != body_size(body) or crc32c not in (None, crc):
             raise ChecksumMismatch(f"{key}: {len(data)} bytes with CRC32C {crc:08x} are not what was announced")
         with translated(key, absent=PreconditionFailed if if_match is not None else StoreRefused):
-            sent = SentBytes(memoryview(data), self._options.pace)
+            sent = SentBytes(data, self._options.pace)
             encrypted = self._options.encrypted()
             answer = self._client.put_object(
                 **where, **encrypted, Body=sent, ChecksumCRC32C=encode_crc(crc), **conditions
@@ -299,3 +299,15 @@ def _pages(what: str, pages: Any) -> Iterator[dict[str, Any]]:
         if page is None:
             return
         yield page
+
+
+def _in_one_piece(body: Body) -> memoryview:
+    """A body's bytes, as many as it has, in memory that holds nothing twice."""
+    if isinstance(body, bytes):
+        return memoryview(body)
+    whole, at = bytearray(body_size(body)), 0
+    for piece in body_chunks(body):
+        whole[at : at + len(piece)] = piece
+        at += len(piece)
+    del whole[at:]
+    return memoryview(whole)
