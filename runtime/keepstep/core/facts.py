@@ -243,6 +243,7 @@ class StoreView:
     files: str = ""
     files_generation: int = 0
     head_known: bool = False
+    head_asked_at: float = 0.0
     available: bool = True
     refused: str = ""
     corrupt: tuple[str, ...] = ()

@@ -23,6 +23,8 @@ from keepstep.core.view import acks_of, acks_of_fresh, leavers
 from keepstep.core.world import durable_step, end, is_done, saved_text, statuses_of, store_answers
 from keepstep.errors import ExitCode
 
+HEAD_S = 10.0
+"""How long a restart from the hosts' memory waits to hear what the store holds: it mostly says so within a second."""
 REPAIR_S = 600.0
 """How long a job that ends for a GPU's sake may take to save what is sealed."""
 
@@ -249,7 +251,7 @@ def _start_world(turn: Turn, generation: GenerationRecord, records: list[AckReco
         turn.set_store(corrupt=tuple(sorted(corrupt | set(turn.state.store.corrupt))), head_known=False)
     held = held_by_all(turn, generation, records)
     at_hand = bool(held) or files.has_own(turn, generation)
-    if not know_head(turn) and not (at_hand and not turn.state.store.available):
+    if not know_head(turn) and not (at_hand and _is_head_late(turn)):
         return
     if turn.state.store.available and not verdict.skip and distrust.changes(turn, generation, root, records):
         know_head(turn)
@@ -343,8 +345,18 @@ def know_head(turn: Turn) -> bool:
     claim, run = (forming.number, forming.run) if forming is not None and claims else (0, "")
     without = (*state.store.corrupt, *state.store.distrusted)
     read = ReadHead("head", without, claim, run, files.watches(turn))
-    turn.attempt(read, Reason.HEAD_WANTED)
+    if turn.attempt(read, Reason.HEAD_WANTED):
+        turn.set_store(head_asked_at=turn.now)
     return False
+
+
+def _is_head_late(turn: Turn) -> bool:
+    """Whether the store has failed, or has not answered for so long: then nobody who has a state waits for it."""
+    store = turn.state.store
+    if store.available and turn.now < store.head_asked_at + HEAD_S:
+        turn.wake(store.head_asked_at + HEAD_S)
+        return False
+    return True
 
 
 def give_up_waiting(turn: Turn) -> None:
