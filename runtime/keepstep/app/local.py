@@ -363,7 +363,11 @@ def describe(summary: dict[str, Any]) -> str:
 
 
 def _lock(path: Path) -> IO[bytes] | None:
-    file = path.open("a+b")
+    """The file, locked; None where another run has it, or another user."""
+    try:
+        file = path.open("a+b")
+    except PermissionError:
+        return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
