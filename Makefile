@@ -186,7 +186,7 @@ torture: venv venv-tf venv-localstack etcd
 	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_random_kills.py tests/conformance/test_commits.py
 
 # A store that is away for two minutes, and comes back; `make test` has a moment of it.
-outage: venv
+outage: venv etcd
 	KEEPSTEP_TEST_ALL=1 $(PY) -m pytest tests/integration/test_training_goes_on.py -k missed
 
 # Builds both distributions and tries them in a clean environment, where there is no source tree to fall back on.

@@ -76,7 +76,7 @@ class Copying:
     def give(self, to: int, source: Source) -> None:
         """Have a source copied to an address; nothing is checked."""
         address, size, owner = source
-        self._owners.append(owner)
+        self._owners.append(owner)  # which keeps its bytes there
         pieces, count = self._pieces, self._board.given
         for at in range(0, size, _PIECE_BYTES):
             _PIECE.pack_into(pieces, _PIECE.size * count, to + at, address + at, min(_PIECE_BYTES, size - at))

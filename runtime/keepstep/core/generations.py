@@ -24,7 +24,7 @@ from keepstep.core.world import durable_step, end, is_done, saved_text, statuses
 from keepstep.errors import ExitCode
 
 HEAD_S = 10.0
-"""How long a restart from the hosts' memory waits to hear what the store holds: it mostly says so within a second."""
+"""How long a restart from the hosts' memory waits to hear what the store holds."""
 REPAIR_S = 600.0
 """How long a job that ends for a GPU's sake may take to save what is sealed."""
 
