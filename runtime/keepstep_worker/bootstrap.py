@@ -31,7 +31,7 @@ import sys
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from keepstep_worker import firsterror, forerunner, hook, identity, rank, standby, wire
+from keepstep_worker import firsterror, forerunner, hook, identity, inquiry, rank, standby
 from keepstep_worker.forkserver import die_with_parent
 from keepstep_worker.session import Session
 
@@ -119,7 +119,8 @@ def _begin(held: standby.Held | None) -> Session | None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # a stderr without a descriptor
         faulthandler.enable()
     environment = dict(os.environ)
-    _write_stacks_on_demand(os.environ.get("KEEPSTEP_STACKS_FILE", ""))
+    if stacks := os.environ.get("KEEPSTEP_STACKS_FILE", ""):
+        inquiry.write_stacks_to(stacks)
     session = Session.current()
     if session is not None:
         _instrument(session)
@@ -139,13 +140,6 @@ def _leave_world(error: BaseException) -> NoReturn:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code & 0xFF if isinstance(code, int) else 1)
-
-
-def _write_stacks_on_demand(path: str) -> None:
-    """Have faulthandler answer a signal, whatever the interpreter is busy with; set before the agent is told hello."""
-    if path:
-        with contextlib.suppress(OSError):
-            faulthandler.register(wire.STACKS_SIGNAL, file=open(path, "w"), all_threads=True)  # noqa: SIM115
 
 
 def _instrument(session: Session) -> None:

@@ -29,8 +29,6 @@ class Channel:
         """Take over `endpoint`; every wait is bounded by an argument, not by the socket."""
         endpoint.setblocking(False)
         self._socket = endpoint
-        self.has_inquiries = False
-        """Whether the agent was told how to ask what this process is not about to say by itself."""
 
     @classmethod
     def from_fd(cls, fd: int) -> Channel:

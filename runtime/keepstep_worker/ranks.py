@@ -205,8 +205,6 @@ class Host:
         if said["kind"] == "hello":
             rank.number = int(said["rank"])
             self._greet(rank, int(said["local_rank"]))
-            # the agent compares the steps of all ranks: have it read this one's, too
-            self._pass_up("ring", rank, [] if rank.follows is None else [rank.follows.wire_fd])
         elif said["kind"] == "told":
             rank.told = True
         elif said["kind"] == "restored":
@@ -226,6 +224,8 @@ class Host:
         else:
             rank.follows = Follower(lambda fd: self._pass_up(INQUIRIES, rank, [fd]))
             fds = rank.follows.wire_fd, rank.follows.theirs.fileno()
+        # the agent compares the steps of all ranks: have it read this one's, too, before that one says anything itself
+        self._pass_up("ring", rank, [] if rank.follows is None else [rank.follows.wire_fd])
         send(rank.line, {"kind": "line"}, list(fds))
         if rank.follows is not None:
             rank.follows.theirs.close()

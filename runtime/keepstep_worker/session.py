@@ -58,6 +58,7 @@ class Session:
         self._restore_begun_ns = time.monotonic_ns()
         self._publish()
         self.tell({"kind": "hello", "version": wires.VERSION, "pid": self.pid})
+        inquiry.offer(self._channel, lambda: self.start_ns)
         if self.goes_on():  # the slab comes as the answer to a hello
             self._receive(_ANSWER_S)
             self._slabs.map_in(self._orders().restore_slab, self._orders().restore_step)
@@ -106,7 +107,6 @@ class Session:
         """
         self._phase, self.last_step = wires.PHASE_JOINED, last_step
         self._publish()
-        inquiry.offer(self._channel, lambda: self.start_ns)  # who hears of this training can ask about it
         self.tell({"kind": "joined", "how": kind, "last_step": last_step})
 
     def restored(self) -> SlabView | None:

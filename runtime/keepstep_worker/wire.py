@@ -35,6 +35,8 @@ STACKS_SIGNAL = 34 + 9
 """SIGRTMIN and nine: on it a worker writes the stacks of its threads to a file."""
 INQUIRIES = "inquiries"
 """The message with the descriptor by which a worker can be asked what it is not about to say."""
+READY, STACKS = "ready", "stacks"
+"""What it is asked, behind the question's number: whether its gradients are ready; to write its stacks to a file."""
 ANSWER_BYTES_MAX = 64
 NO_SLAB = -1
 """Stands for "no slab" in a grant or a restore order."""

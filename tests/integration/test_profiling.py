@@ -76,15 +76,18 @@ class Host:
 
     async def train(self, steps: int = 0) -> None:
         """Start a worker, and wait until it trains."""
+        await self.start([sys.executable, "-c", TRAINS, str(steps)])
+        await self.heard.wait()
+
+    async def start(self, command: list[str], **more: str) -> None:
+        """Start a worker, with more in its environment."""
         await self.link.open()
         self.link.order(generation=1)
         fds, environment, handed_over = self.link.prepare(WORKER)
         told = {"GENERATION": "1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "PARENT_PID": str(os.getpid())}
         environment |= {f"KEEPSTEP_{name}": value for name, value in told.items()} | {"PYTHONPATH": RUNTIME}
-        command = [sys.executable, "-c", TRAINS, str(steps)]
-        self.process = subprocess.Popen(command, env={**os.environ, **environment}, pass_fds=fds)
+        self.process = subprocess.Popen(command, env={**os.environ, **environment, **more}, pass_fds=fds)
         handed_over()
-        await self.heard.wait()
 
     def stop(self) -> None:
         if self.process is not None:

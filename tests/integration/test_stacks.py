@@ -9,21 +9,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from keepstep.adapters import stacks
 from keepstep_worker import wire as wires
-from tests.support.fake_agent import FakeAgent, eventually
+from tests.integration.test_profiling import Host, played
+from tests.support.fake_agent import eventually
 
 pytestmark = pytest.mark.integration
-RUNTIME = str(Path(wires.__file__).parent.parent)
+ANSWER_S = 5.0
+"""A worker that does not answer for so long, here, is one whose interpreter is held."""
+TIMES = 200
+"""So often one that works is asked: of a signal it would have died by then."""
 
 HANGING = """
 import ctypes, re, sys, threading, time
 
 def sleeps(): time.sleep(3600)
+def works():
+    while True:
+        thread = threading.Thread(target=str)
+        thread.start()
+        thread.join()
 def spins(): re.match(r"(a+)+$", "a" * 100 + "b")
 def sinks():
     libc = ctypes.PyDLL(None)
@@ -83,26 +93,31 @@ def test_a_process_is_looked_into_whatever_it_hangs_in(script, started, how, sta
     assert f"{process.pid} {state} " in stacks.kernel_side(process.pid)
 
 
-@pytest.mark.parametrize("how", ["sleeps", "spins"])
-def test_a_worker_writes_its_stacks_when_it_is_asked(tmp_path, script, started, how):
-    agent, file = FakeAgent(), tmp_path / "stacks"
-    try:
-        endpoint = agent.connect()
-        more = {"PYTHONPATH": RUNTIME, "KEEPSTEP_STACKS_FILE": str(file)}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "keepstep_worker", str(script), how],
-            env=agent.environment(endpoint, **more),
-            pass_fds=(agent.wire_fd, endpoint.fileno()),
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        started.append(process)
-        endpoint.close()
-        agent.wait_for("hello")
-        threads = asyncio.run(read_until(lambda: stacks.ask_for_stacks(process.pid, wires.STACKS_SIGNAL, file), how))
+@pytest.mark.parametrize(("how", "answers"), [("sleeps", True), ("works", True), ("spins", False)])
+def test_a_worker_writes_its_stacks_when_it_is_asked_and_by_a_signal_where_it_can_not(tmp_path, script, how, answers):
+    file, heard = tmp_path / "stacks", []
+
+    async def play(host: Host) -> None:
+        async def has_written() -> bool | None:
+            heard.append(await host.link.has_written_stacks(host.link.first_rank, ANSWER_S))
+            return heard[-1]
+
+        command = [sys.executable, "-m", "keepstep_worker", str(script), how]
+        await host.start(command, KEEPSTEP_STACKS_FILE=str(file))
+        assert host.process is not None
+        async with asyncio.timeout(60):
+            while not host.link.progress().pid:
+                await asyncio.to_thread(os.sched_yield)
+        pid = host.process.pid
+        read = partial(stacks.ask_for_stacks, pid, wires.STACKS_SIGNAL, file, has_written)
+        threads = await read_until(read, how)
         assert "loads" in functions(threads, main=False)
-    finally:
-        agent.close()
+        for _ in range(TIMES if answers else 0):
+            assert await host.link.has_written_stacks(host.link.first_rank, 60)
+        assert host.process.poll() is None
+
+    played(tmp_path, play)
+    assert heard[-1] is answers
 
 
 async def read_until(
@@ -114,6 +129,7 @@ async def read_until(
         try:
             threads = await read()
         except OSError:
+            await asyncio.to_thread(os.sched_yield)  # have others of this loop get on
             if time.monotonic() > give_up:
                 raise
             continue

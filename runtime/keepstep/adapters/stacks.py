@@ -1,8 +1,8 @@
 """What a process is doing, seen from outside: its state, and the stacks of its threads.
 
 py-spy reads another process's memory without its help, and so sees one that is stopped or hangs in the kernel as well.
-Where the container does not allow that, the process is asked to write its Python stacks itself (faulthandler's handler
-runs whatever holds the interpreter, but not in a process that is stopped).
+Where the container does not allow that, the process is asked to write its Python stacks itself: over its line or,
+where something holds its interpreter, by a signal to faulthandler. One that is stopped does neither.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from keepstep.adapters.clock import sleep
@@ -94,21 +94,39 @@ async def record(pid: int, seconds: float, file: Path) -> None:
     await _spy(("record", *options), seconds + _SPY_S)
 
 
-async def ask_for_stacks(pid: int, signal: int, file: Path) -> tuple[Thread, ...]:
+async def ask_for_stacks(
+    pid: int, signal: int, file: Path, has_written: Callable[[], Awaitable[bool | None]]
+) -> tuple[Thread, ...]:
     """Have a process write its own stacks to `file`, which it has open.
+
+    Args:
+        pid: the process.
+        signal: has faulthandler write them whatever holds the interpreter. One whose calls go on meanwhile may die of
+            it (python/cpython#116008), so it is for the process that has not done so when it was asked.
+        file: where they are written.
+        has_written: asks it, and says whether it has written them; None where it can not be asked.
 
     Raises:
         OSError: it does not answer.
     """
     begun = file.stat().st_size
-    os.kill(pid, signal)
+    written = await has_written()
+    if written is None:
+        raise OSError(f"process {pid} can not be asked for them")
+    if not written:
+        os.kill(pid, signal)
+        await _grown(file, begun, f"no stacks from process {pid} within {_ANSWER_S:.0f} s")
+    return parse_faulthandler(file.read_bytes()[begun:].decode(errors="replace"))
+
+
+async def _grown(file: Path, begun: int, wrong: str) -> None:
     size = begun
     for _ in range(int(_ANSWER_S / 0.1)):
         await sleep(0.1)
         last, size = size, file.stat().st_size
         if begun < last == size:  # it writes all of it within one call
-            return parse_faulthandler(file.read_bytes()[begun:].decode(errors="replace"))
-    raise TimeoutError(f"no stacks from process {pid} within {_ANSWER_S:.0f} s")
+            return
+    raise TimeoutError(wrong)
 
 
 def parse_spy(text: str) -> tuple[Thread, ...]:

@@ -137,17 +137,29 @@ class WorkerLink:
         Returns:
             None where it does not know, or can not be asked.
         """
+        return await self._ask(rank, wires.READY, timeout_s)
+
+    async def has_written_stacks(self, rank: int, timeout_s: float) -> bool | None:
+        """Have a rank, first or other, write its stacks to its file; no answer in time is a no.
+
+        Returns:
+            None where it can not be asked.
+        """
+        return await self._ask(rank, wires.STACKS, timeout_s)
+
+    async def _ask(self, rank: int, what: str, timeout_s: float) -> bool | None:
         line = self._inquiries.get(rank)
         if line is None:
             return None
-        loop, self._asked = asyncio.get_running_loop(), self._asked + 1
+        self._asked += 1
+        loop, number = asyncio.get_running_loop(), self._asked
         try:
             async with asyncio.timeout(timeout_s):
-                await loop.sock_sendall(line, str(self._asked).encode())
+                await loop.sock_sendall(line, f"{number} {what}".encode())
                 while answer := await loop.sock_recv(line, wires.ANSWER_BYTES_MAX):
                     said = json.loads(answer)
-                    if said["to"] == self._asked:  # else it is late, and to an earlier question
-                        return None if said["ready"] is None else bool(said["ready"])
+                    if said["to"] == number:  # else it is late, and to an earlier question
+                        return None if said["said"] is None else bool(said["said"])
         except TimeoutError:
             return False
         except (OSError, ValueError, KeyError, TypeError):

@@ -28,7 +28,7 @@ _LOOK_S = 0.5
 _SPINS = 0.8
 """Processors in use at the least, where something spins."""
 _ANSWER_S = 2.0
-"""How long a worker may take to say whether its gradients are ready: its interpreter may be held by who does not."""
+"""How long a worker may take to answer what it is asked: its interpreter may be held by who does not."""
 _LAST_LOOK_S = 2.0
 """How long a worker that is to be killed may live for it."""
 _CALLS_MAX, _CALL_CHARACTERS_MAX = 6, 120
@@ -119,7 +119,7 @@ class Probing:
         asked = rank if self._link.first_rank >= 0 else -1
         ready, _ = await asyncio.gather(self._link.is_ready(asked, _ANSWER_S), sleep(_LOOK_S))
         after = stacks.look(progress.pid)
-        threads, how = await self._stacks(progress.pid, stacks_file)
+        threads, how = await self._stacks(progress.pid, asked, stacks_file)
         in_step, calls = read_threads(threads)
         activity = self._sampler.activity_of(progress)
         stall = Stall(
@@ -155,7 +155,7 @@ class Probing:
         """Keep what was seen; nobody waits for it."""
         await self._write(look.rank, look.generation, look.text, "was stopped by a signal")
 
-    async def _stacks(self, pid: int, file: Path | None) -> tuple[tuple[Thread, ...], str]:
+    async def _stacks(self, pid: int, asked: int, file: Path | None) -> tuple[tuple[Thread, ...], str]:
         """Python stacks by whatever way there is, and which it was; `file`: where it writes them itself, if it does."""
         if not pid:
             return (), "can not be had: which process it is has not been said"
@@ -166,7 +166,10 @@ class Probing:
         if file is None:
             return (), f"can not be had: {wrong}"
         try:
-            return await stacks.ask_for_stacks(pid, STACKS_SIGNAL, file), f"written by the process ({wrong})"
+            threads = await stacks.ask_for_stacks(
+                pid, STACKS_SIGNAL, file, lambda: self._link.has_written_stacks(asked, _ANSWER_S)
+            )
+            return threads, f"written by the process ({wrong})"
         except OSError as error:
             return (), f"can not be had: {wrong}; {error}"
 

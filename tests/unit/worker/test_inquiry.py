@@ -24,12 +24,12 @@ class Asker:
         self.line.settimeout(20)
         self._asked = 0
 
-    def ask(self) -> object:
+    def ask(self, what: str = wire.READY) -> object:
         self._asked += 1
-        self.line.send(str(self._asked).encode())
+        self.line.send(f"{self._asked} {what}".encode())
         answer = json.loads(self.line.recv(wire.ANSWER_BYTES_MAX))
         assert answer["to"] == self._asked
-        return answer["ready"]
+        return answer["said"]
 
     def __enter__(self) -> Asker:
         return self
@@ -38,13 +38,6 @@ class Asker:
         self.line.close()
         self.channel.close()
         self._agent.close()
-
-    def hears_more(self) -> bool:
-        self._agent.setblocking(False)
-        try:
-            return bool(self._agent.recv(65536))
-        except BlockingIOError:
-            return False
 
 
 @pytest.mark.parametrize("ready", [True, False, None])
@@ -72,10 +65,15 @@ def test_a_probe_that_fails_knows_nothing(monkeypatch):
         assert asker.ask() is None
 
 
-def test_it_is_offered_once():
+def test_stacks_are_written_where_the_script_has_left_their_file_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(inquiry, "_stacks", None)
     with Asker(5) as asker:
-        inquiry.offer(asker.channel, lambda: 6)
-        assert not asker.hears_more()
+        assert asker.ask(wire.STACKS) is False
+        with (tmp_path / "stacks").open("w") as file:
+            monkeypatch.setattr(inquiry, "_stacks", file)
+            assert asker.ask(wire.STACKS) is True
+        assert "test_stacks_are_written" in (tmp_path / "stacks").read_text()
+        assert asker.ask(wire.STACKS) is False
 
 
 def test_what_was_not_measured_is_not_known(monkeypatch):
