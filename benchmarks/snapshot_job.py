@@ -136,7 +136,7 @@ def main() -> None:
     settled = saver.settle(state)
     for number in range(settled + 1, settled + options.every * (options.savings + 1)):
         begun = time.perf_counter_ns()
-        saver.before(number)  # which waits where a copy behind the steps is to be had by now
+        saver.before(number)  # which waits where what was left is to be copied by now
         state.step().numpy()
         trained = time.perf_counter_ns()
         saver.after(number)

@@ -16,7 +16,7 @@ from types import FunctionType
 from typing import Any
 
 from keepstep_worker import codec, newcomer
-from keepstep_worker.slab import DTYPES, LOCAL, Blobs, Tensor, Write, fill, size_bytes
+from keepstep_worker.slab import DTYPES, LOCAL, Blobs, Tensor, fill, size_bytes
 from keepstep_worker.slab_view import SlabView
 
 RANDOM = LOCAL + "keepstep/random"
@@ -57,7 +57,7 @@ def random_tensors(blobs: Blobs) -> list[Tensor]:
     for name, each in state.items():
         fingerprint = newcomer.fold(codec.dumps(each), 0, _FINGERPRINT_BYTES)
         write = partial(fill, source=fingerprint)
-        tensors.append(Tensor(f"{RANDOM}/{name}", "U8", (_FINGERPRINT_BYTES,), write, partial(_itself, write)))
+        tensors.append(Tensor(f"{RANDOM}/{name}", "U8", (_FINGERPRINT_BYTES,), write))
     return tensors
 
 
@@ -268,15 +268,7 @@ def array_tensor(key: str, value: Any) -> Tensor:
     def write(target: memoryview) -> None:
         fill(target, contiguous.reshape(-1).view("uint8"))
 
-    def hold() -> Write:
-        return partial(fill, source=contiguous.tobytes())
-
-    return Tensor(key, DTYPES[value.dtype.name], tuple(value.shape), write, hold)
-
-
-def _itself(write: Write) -> Write:
-    """What holds bytes that are fixed already."""
-    return write
+    return Tensor(key, DTYPES[value.dtype.name], tuple(value.shape), write)
 
 
 def held(tensor: Tensor) -> Tensor:
@@ -287,4 +279,4 @@ def held(tensor: Tensor) -> Tensor:
     def write(target: memoryview) -> None:
         fill(target, kept)
 
-    return tensor._replace(write=write, hold=partial(_itself, write), thing=None, reader=None)
+    return tensor._replace(write=write, thing=None, reader=None)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from keepstep_worker import streaming
 from keepstep_worker.pages import range_of
-from keepstep_worker.slab import Reader, Write, fill
+from keepstep_worker.slab import Reader
 from keepstep_worker.streaming import Source, source_of
 
 _LARGE_BYTES = 64 << 10
@@ -21,24 +21,12 @@ def write(component: Any, target: memoryview) -> None:
     streaming.copy(target, _source_of(_read(component)))
 
 
-def _read_all(components: Sequence[Any]) -> Iterator[Source]:
+def _read_all(components: Iterable[Any]) -> Iterator[Source]:
     source_of = _source_at_hand if _are_shared() else _source_of
-    at, count = 0, _READ_FIRST
-    while at < len(components):  # what is there is copied while more are read
-        yield from map(source_of, _values_of(components[at : at + count]))
-        at, count = at + count, min(2 * count, _READ_MAX)
-
-
-def _hold_all(components: Sequence[Any]) -> list[Write] | None:
-    """TensorFlow changes a variable in memory that nobody else reads; a small one is copied at once."""
-    if not are_left_alone():
-        return None
-    return [
-        _Held(source).write
-        if source.size_bytes >= _LARGE_BYTES
-        else functools.partial(fill, source=ctypes.string_at(source.address, source.size_bytes))
-        for source in _read_all(components)
-    ]
+    waiting, count = iter(components), _READ_FIRST
+    while batch := list(itertools.islice(waiting, count)):  # what is there is copied while more are read
+        yield from map(source_of, _values_of(batch))
+        count = min(2 * count, _READ_MAX)
 
 
 def read_first(components: Sequence[Any], count: int) -> Iterator[bytes]:
@@ -61,22 +49,6 @@ def is_at_hand(component: Any) -> bool:
     """Whether a variable is in this process's memory: what is on a parameter server several threads fetch faster."""
     device = str(component.device)
     return device.endswith("CPU:0") and "/job:ps/" not in device
-
-
-TOGETHER = Reader(_read_all, _hold_all)
-"""Reads variables on the CPU of this process. On another device their values would take as much again of its memory."""
-
-
-class _Held:
-    """The bytes of a variable at a moment, until they are written: then TensorFlow has their memory back."""
-
-    def __init__(self, source: Source) -> None:
-        self._source: Source | None = source
-
-    def write(self, target: memoryview) -> None:
-        source, self._source = self._source, None
-        assert source is not None, "written once"
-        streaming.copy(target, source)
 
 
 def _values_of(components: Sequence[Any]) -> list[Any]:
@@ -161,3 +133,7 @@ def are_left_alone() -> bool:
         return not any(before) and int(after[0]) == 1
     except Exception:  # whatever they raise: then it is done the other way
         return False
+
+
+TOGETHER = Reader(_read_all, are_left_alone)
+"""Reads variables on the CPU of this process. On another device their values would take as much again of its memory."""

@@ -20,7 +20,7 @@ from keepstep_worker.channel import Channel, ChannelClosed
 from keepstep_worker.fingerprint import Fingerprints
 from keepstep_worker.identity import Identity
 from keepstep_worker.profiling import Profiler
-from keepstep_worker.slab import Tensor, hold
+from keepstep_worker.slab import Tensor
 from keepstep_worker.slab_view import RestoreError, SlabView
 from keepstep_worker.snapshots import Slabs
 from keepstep_worker.wire import Orders, Progress, StepTimes, Wire
@@ -294,14 +294,14 @@ class Session:
         return every > 0 and (0 < self.last_step <= step or step // every > previous // every)
 
     def _settle(self, wait: bool = False) -> None:
-        """Tell of the snapshot that was copied behind the steps, if it is sealed; `wait` until it is."""
+        """Tell of the snapshot whose rest was copied beside the steps, if it is sealed; `wait` until it is."""
         copied = self._slabs.copied(wait)
         if copied is not None:
             self.snapshot_ns = self._stall_ns + copied.cost_ns
             self._tell_sealed(copied.seal.slab, copied.seal.step)
 
     def _snapshot(self, forced: bool) -> None:
-        """Seal the state of this moment: at once where `forced`, else behind the coming steps where that can be."""
+        """Seal the state of this moment: at once where `forced`, else in part beside the next step if it can be."""
         if self._provider is None:
             return
         self._settle(wait=forced)
@@ -317,14 +317,11 @@ class Session:
             self._skip()
             return
         waited_ns = time.monotonic_ns() - ready_ns  # seldom, and no measure of what the next snapshot will cost
-        step_ns, every = begun_ns - self.start_ns, self._orders().snapshot_every
-        held = hold(tensors) if not forced and self._slabs.may_copy_behind(step_ns, every) else None
-        if held is not None:
-            self._slabs.seal_behind(slab, held, self.completed_step)
-        else:
-            self._slabs.seal(slab, tensors, self.completed_step)
+        every = self._orders().snapshot_every
+        leaves = 0 if forced else self._slabs.to_leave(begun_ns - self.start_ns, every)
+        self._slabs.seal(slab, tensors, self.completed_step, leaves)
         self._stall_ns = time.monotonic_ns() - begun_ns - waited_ns
-        if held is None:
+        if not self._slabs.copying:
             self.snapshot_ns = self._stall_ns
             self._tell_sealed(slab, self.completed_step)
 

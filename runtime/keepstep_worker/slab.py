@@ -11,16 +11,18 @@ that may be padded with spaces, then the tensors without holes or trailing bytes
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import mmap
+import operator
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple
 
 from keepstep_worker import pages
-from keepstep_worker.shares import in_shares, shares_of
-from keepstep_worker.streaming import Copying, Source
+from keepstep_worker.shares import SHARE_BYTES, in_shares, shares_of
+from keepstep_worker.streaming import Copying, Source, pieces_in
 
 REPLICATED = "replicated/"
 LOCAL = "local/"
@@ -53,13 +55,13 @@ class Reader(NamedTuple):
     """How the bytes of many things are had together, in a fraction of the time that one after the other takes.
 
     Attributes:
-        read: of each of the things, in order, the bytes that it has now and until something changes it.
-        hold: of each what writes the bytes of this very moment, whatever becomes of them until then; None where they
-            have to be written now.
+        read: of each of the things, in order, the bytes that it has now and until something changes it; of the first
+            ones before it asks for the last.
+        lasts: whether those bytes stay as they are while their owner is held, also where something changes the thing.
     """
 
-    read: Callable[[Sequence[Any]], Iterable[Source]]
-    hold: Callable[[Sequence[Any]], Sequence[Write] | None]
+    read: Callable[[Iterable[Any]], Iterable[Source]]
+    lasts: Callable[[], bool]
 
 
 class Tensor(NamedTuple):
@@ -70,8 +72,6 @@ class Tensor(NamedTuple):
         dtype: name in safetensors, a key of ITEM_BYTES.
         shape: dimensions; () for a scalar.
         write: fills the memoryview it is given (bytes, of exactly the tensor's size).
-        hold: returns what writes the bytes of this very moment, whatever becomes of them until then. None where they
-            have to be written now, or a reader holds them.
         thing: what a reader reads them from.
         reader: of all tensors that have the same one, the bytes are had together.
     """
@@ -80,44 +80,11 @@ class Tensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     write: Write
-    hold: Callable[[], Write] | None = None
     thing: Any = None
     reader: Reader | None = None
 
 
-def hold(tensors: Iterable[Tensor]) -> list[Tensor] | None:
-    """Return the tensors with the bytes of this moment, to be written by another thread; None where one can not be."""
-    held = []
-    for reader, alike in _by_reader(tensors):
-        if reader is not None:
-            writes = reader.hold([tensor.thing for tensor in alike])
-        elif all(tensor.hold for tensor in alike):
-            writes = [tensor.hold() for tensor in alike if tensor.hold]
-        else:
-            writes = None
-        if writes is None:
-            return None
-        held += [tensor._replace(write=write, thing=None, reader=None) for tensor, write in zip(alike, writes)]
-    return held
-
-
-def _by_reader(tensors: Iterable[Tensor]) -> list[tuple[Reader | None, list[Tensor]]]:
-    """The tensors of each reader, and those without."""
-    found: dict[Reader | None, list[Tensor]] = {}
-    for tensor in tensors:
-        found.setdefault(tensor.reader, []).append(tensor)
-    return list(found.items())
-
-
-def _contents_of(tensors: Iterable[Tensor]) -> Iterator[tuple[str, Write | Source]]:
-    """The key of each tensor with its bytes, or with what writes them."""
-    for reader, alike in _by_reader(tensors):
-        if reader is None:
-            yield from ((tensor.key, tensor.write) for tensor in alike)
-        else:
-            yield from zip([tensor.key for tensor in alike], reader.read([tensor.thing for tensor in alike]))
-
-
+_READER_OF = operator.attrgetter("reader")
 Spec = tuple[str, str, tuple[int, ...]]
 
 
@@ -206,36 +173,47 @@ class Writer:
         self._targets = {place.key: whole[place.begin : place.end] for place in layout.places}
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._ranges = {place.key: (self._address + place.begin, place.end - place.begin) for place in layout.places}
+        self._pieces = pieces_in(size for _, size in self._ranges.values())
         self._whole, self._header = whole, layout.header
         self._has_header = False
 
-    def write(self, tensors: Iterable[Tensor], alone: bool = False) -> list[pages.Range]:
+    def write(self, tensors: Iterable[Tensor], left_bytes: int = 0) -> Copying:
         """Copy every tensor to its place. The slab's seal must have been cleared.
 
         Args:
-            alone: all in this thread, where else large states are copied by several.
+            left_bytes: of those that have a reader, about so many may be copied later, by what is returned, where they
+                stay as they are until then and the others are few.
 
         Returns:
-            Where the bytes lay that a reader has had.
+            What was copied, or is still to be.
         """
         if not self._has_header:
             self._whole[: len(self._header)] = self._header
             self._has_header = True
         others: list[tuple[Write, memoryview]] = []
-        with Copying([size for _, size in self._ranges.values()], alone) as copying:
-            for key, content in _contents_of(tensors):
-                if not isinstance(content, Source):
-                    others.append((content, self._targets[key]))
-                    continue
-                to, size = self._ranges[key]
-                if content.size_bytes != size:
-                    raise SlabError(f"{key!r} has {content.size_bytes} bytes, its place {size}")
-                copying.give(to, content)
-        if alone:
-            _write_each(others)
-        else:
-            in_shares(shares_of(others, lambda other: other[1].nbytes), _write_each)
-        return copying.ranges
+        readers: set[Reader] = set()
+        with Copying(self._pieces) as copying:
+            for reader, alike in itertools.groupby(tensors, _READER_OF):
+                if reader is None:
+                    others += [(tensor.write, self._targets[tensor.key]) for tensor in alike]
+                else:
+                    readers.add(reader)
+                    self._give(copying, reader, alike)
+            if left_bytes and all(reader.lasts() for reader in readers) and _are_few(others):
+                _write_each(others)
+                others.clear()
+                copying.leave(left_bytes)
+        in_shares(shares_of(others, lambda other: other[1].nbytes), _write_each)
+        return copying
+
+    def _give(self, copying: Copying, reader: Reader, tensors: Iterable[Tensor]) -> None:
+        """Have tensors be copied that one reader has, the first ones before the last are looked at."""
+        listed, things = itertools.tee(tensors)
+        for tensor, source in zip(listed, reader.read(tensor.thing for tensor in things)):
+            to, size = self._ranges[tensor.key]
+            if source.size_bytes != size:
+                raise SlabError(f"{tensor.key!r} has {source.size_bytes} bytes, its place {size}")
+            copying.give(to, source)
 
     def populate(self, go_on: Callable[[], bool]) -> None:
         """Map all pages in, so that the first copy meets no page fault. Other threads run on meanwhile."""
@@ -247,6 +225,10 @@ class Writer:
             target.release()
         self._whole.release()
         self._memory.close()
+
+
+def _are_few(others: Iterable[tuple[Write, memoryview]]) -> bool:
+    return sum(target.nbytes for _, target in others) < SHARE_BYTES
 
 
 def _write_each(others: Iterable[tuple[Write, memoryview]]) -> None:
@@ -322,7 +304,7 @@ def blob(key: str, payload: bytes, capacity_bytes: int) -> Tensor:
     def write(target: memoryview) -> None:
         target[:] = body
 
-    return Tensor(key, "U8", (capacity_bytes,), write, lambda: write)
+    return Tensor(key, "U8", (capacity_bytes,), write)
 
 
 def read_blob(raw: Any, key: str = "") -> bytes:

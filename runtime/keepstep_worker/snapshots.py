@@ -8,23 +8,26 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from keepstep_worker import memory, pages
 from keepstep_worker import wire as wires
+from keepstep_worker.shares import beside
 from keepstep_worker.slab import Layout, SlabError, Spec, Tensor, Writer
 from keepstep_worker.slab_view import RestoreError, SlabView
+from keepstep_worker.streaming import Copying
 from keepstep_worker.wire import Seal, Wire
 
-_NICE = 10
-_STEP_RATIO = 0.5
-"""A copy behind the steps may last so much of one. It takes several times the time of one that the training waits for,
-and what a step changes before it is copied, TensorFlow copies, too: longer ones were measured to cost three times as
-much."""
-_BEHIND_BYTES_MIN = 8 << 20
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_STEP_RATIO = 0.3
+"""What is copied beside a step may last so much of it: what a step changes before it is copied, TensorFlow copies, too,
+and to memory that is new to it. Most steps change the state at their end."""
+_BESIDE_BYTES_MIN = 8 << 20
 """What is smaller is copied in a millisecond or two: nothing is gained by a thread."""
-_ALONE = 2
-"""So many times as long one thread takes, about, as several."""
+_BESIDE = 2
+"""So many times as long a copy takes, about, beside a step as one that is waited for."""
 
 
 class Slabs:
@@ -38,13 +41,15 @@ class Slabs:
         self._wire, self._generation = wire, generation
         self._descriptors: dict[int, int] = {}
         self._layout: Layout | None = None
+        self._described: Sequence[Tensor] = ()
         self._answers: dict[int, frozenset[int]] = {}
         self._used: set[int] = set()
         self._writers: dict[int, Writer] = {}
         self._preparation: _Errand | None = None
         self._enlargement: _Errand | None = None
         self._read: frozenset[pages.Range] = frozenset()
-        self._copy: _Copy | None = None
+        self._copy: Future[_Sealing] | None = None
+        self._has_room = False
         self._ahead: tuple[int, SlabView] | None = None
         self._newest_sealed = wires.NO_SLAB
         self._copy_ns = 0
@@ -83,6 +88,9 @@ class Slabs:
 
     def layout_of(self, tensors: Sequence[Tensor]) -> Layout | None:
         """Make the layout of these tensors the current one; return it where it is new."""
+        before, self._described = self._described, tensors
+        if self._layout is not None and before is not tensors and _are_alike(before, tensors):
+            return None
         specs: tuple[Spec, ...] = tuple([tensor[:3] for tensor in tensors])
         if self._layout is not None and self._layout.specs == specs:
             return None
@@ -142,52 +150,59 @@ class Slabs:
             self._ahead = slab, view
             _Errand("keepstep-ahead", view.map_in).start()
 
-    def seal(self, slab: int, tensors: Sequence[Tensor], step: int) -> None:
-        """Write the tensors into the slab and declare it sealed for `step`."""
+    def to_leave(self, step_ns: int, every: int) -> int:
+        """Of a snapshot's bytes, how many are better copied beside the next step, where steps take so long.
+
+        None of the first one, by which it is known how long a copy takes, none where the next step has a snapshot, too,
+        and none where there is no memory for what that step changes meanwhile.
+        """
+        assert self._layout is not None, "a layout comes before its slabs"
+        size_bytes = self._layout.size_bytes
+        if every <= 1 or not self._copy_ns:
+            return 0
+        leaves = min(size_bytes, int(size_bytes * _STEP_RATIO * step_ns / self._copy_ns))
+        if leaves < _BESIDE_BYTES_MIN:
+            return 0
+        self._has_room = self._has_room or memory.has_room(size_bytes)
+        return leaves if self._has_room else 0
+
+    def seal(self, slab: int, tensors: Sequence[Tensor], step: int, left_bytes: int = 0) -> None:
+        """Write the tensors into the slab and declare it sealed for `step`.
+
+        Args:
+            left_bytes: about so many may be copied beside the steps that follow; then it is sealed when they are, and
+                `copied` tells.
+        """
         assert self._copy is None, "one after the other"
         sealing = self._begin(slab, step)
-        ranges = sealing.perform(tensors)
-        self._newest_sealed, self._copy_ns = slab, _ALONE * sealing.took_ns
+        copying = sealing.perform(tensors, left_bytes)
         if self._enlargement is None:
-            self._enlarge(frozenset(ranges))
+            self._enlarge(frozenset(copying.ranges))
+        if copying.left_bytes:
+            self._copy = beside(sealing.finish)
+            copying.let_go()
+        else:
+            self._newest_sealed, self._copy_ns, self._has_room = slab, _BESIDE * sealing.took_ns, False
 
     @property
     def copying(self) -> bool:
-        """Whether `seal_behind` was called, and `copied` has not yet said what came of it."""
+        """Whether `seal` has left something, and `copied` has not yet said what came of it."""
         return self._copy is not None
 
-    def may_copy_behind(self, step_ns: int, every: int) -> bool:
-        """Whether `seal_behind` is worth while where steps take so long, and there is memory for what they change.
-
-        Not the first one, by which it is known how long a copy takes, and not where the next step has a snapshot, too.
-        """
-        assert self._layout is not None, "a layout comes before its slabs"
-        size_bytes, is_short = self._layout.size_bytes, every > 1 and 0 < self._copy_ns <= _STEP_RATIO * step_ns
-        return is_short and size_bytes >= _BEHIND_BYTES_MIN and memory.has_room(size_bytes)
-
-    def seal_behind(self, slab: int, tensors: Sequence[Tensor], step: int) -> None:
-        """Do the same in another thread; the tensors must be held (`slab.hold`)."""
-        assert self._copy is None, "one after the other"
-        self._copy = _Copy(self._begin(slab, step), tensors)
-        self._copy.start()
-
     def copied(self, wait: bool) -> _Sealing | None:
-        """Return what `seal_behind` has sealed meanwhile; None while it copies, unless that is waited for.
+        """Return what was left and is sealed now; None while it is copied, unless that is waited for.
 
         Raises:
             Exception: whatever kept it from being written.
         """
         copy = self._copy
-        if copy is None or (not wait and copy.is_alive()):
+        if copy is None or not (wait or copy.done()):
             return None
-        begun_ns = time.monotonic_ns()
-        copy.join()
-        self._copy = None
-        if copy.error is not None:
-            raise copy.error
-        self._newest_sealed, self._copy_ns = copy.sealing.seal.slab, copy.sealing.took_ns
-        copy.sealing.cost_ns = time.monotonic_ns() - begun_ns + copy.used_ns // len(os.sched_getaffinity(0))
-        return copy.sealing
+        begun_ns, self._copy = time.monotonic_ns(), None
+        sealing: _Sealing = copy.result()
+        sealing.cost_ns += time.monotonic_ns() - begun_ns
+        self._newest_sealed, self._copy_ns, self._has_room = sealing.seal.slab, sealing.took_ns, sealing.had_room
+        return sealing
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -230,7 +245,7 @@ class Slabs:
 
     def _unmap(self) -> None:
         if self._copy is not None:
-            self._copy.join()
+            self._copy.exception()
         for errand in (self._preparation, self._enlargement):
             if errand is not None:
                 errand.end()
@@ -246,42 +261,43 @@ class _Sealing:
 
     Attributes:
         seal: what is declared once it is.
-        took_ns: how long that took.
-        cost_ns: of a thread of its own: its processor time over the cores, and how long the training waited for it.
+        took_ns: how long that took; where something was left, how long all of it would have taken beside the steps.
+        cost_ns: of what was left: its processor time over the cores, and how long the training waited for it.
+        had_room: whether there was memory for more behind that.
     """
 
     def __init__(self, wire: Wire, writer: Writer, seal: Seal) -> None:
         self._wire, self._writer = wire, writer
-        self.seal, self.took_ns, self.cost_ns = seal, 0, 0
+        self.seal, self.took_ns, self.cost_ns, self.had_room = seal, 0, 0, False
+        self._begun_ns = 0
 
-    def perform(self, tensors: Sequence[Tensor], alone: bool = False) -> list[pages.Range]:
-        """Write and seal it; returns where the bytes lay that a reader has had."""
-        begun_ns = time.monotonic_ns()
-        ranges = self._writer.write(tensors, alone)
+    def perform(self, tensors: Sequence[Tensor], left_bytes: int) -> Copying:
+        """Write it, and seal it unless something is left."""
+        self._begun_ns = time.monotonic_ns()
+        self._copying = self._writer.write(tensors, left_bytes)
+        if not self._copying.left_bytes:
+            self.took_ns = self._declare() - self._begun_ns
+        return self._copying
+
+    def finish(self) -> _Sealing:
+        """Copy what is left, beside others that do, and seal it."""
+        begun_ns, used_ns = time.monotonic_ns(), time.thread_time_ns()
+        left_bytes, threads = self._copying.left_bytes, self._copying.threads
+        self._copying.finish()
+        self.took_ns = (self._declare() - begun_ns) * self.seal.size_bytes // left_bytes
+        self.cost_ns = (time.thread_time_ns() - used_ns) * threads // len(os.sched_getaffinity(0))
+        self.had_room = memory.has_room(self.seal.size_bytes)
+        return self
+
+    def _declare(self) -> int:
         sealed_ns = time.monotonic_ns()
-        self.took_ns = sealed_ns - begun_ns
         self._wire.write_seal(self.seal._replace(sealed_ns=sealed_ns))
-        return ranges
+        return sealed_ns
 
 
-class _Copy(threading.Thread):
-    """Writes a slab while the training goes on, where that leaves a processor for it."""
-
-    def __init__(self, sealing: _Sealing, tensors: Sequence[Tensor]) -> None:
-        super().__init__(name="keepstep-snapshot", daemon=True)
-        self.sealing, self._tensors = sealing, tensors
-        self.used_ns = 0
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        tensors, self._tensors = self._tensors, ()
-        try:
-            self.sealing.perform(tensors, alone=True)
-        except Exception as error:  # it is raised where the snapshot was asked for
-            self.error = error
-        self.used_ns = time.thread_time_ns()
+def _are_alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether they have the same specs; most are the very same tensors, which need not be looked into."""
+    return len(some) == len(others) and all(a is b or a[:3] == b[:3] for a, b in zip(some, others))
 
 
 def _populate(writers: Sequence[Writer], go_on: Callable[[], bool]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import bisect
 import ctypes
 import functools
 import os
@@ -18,6 +19,7 @@ _FOLDER = Path(__file__).parent / "native"
 _CPU = Path("/proc/cpuinfo")
 _PIECE_BYTES = 1 << 20
 _PIECE = struct.Struct("QQQ")
+_NONE_LEFT = 2**64 - 1
 
 
 class Source(NamedTuple):
@@ -45,39 +47,52 @@ def source_of(raw: Any) -> Source:
 class _Board(ctypes.Structure):
     """As in stream.c. A processor of this kind lets other threads see what is stored in the order of the stores."""
 
-    _fields_ = (("taken", ctypes.c_uint64), ("given", ctypes.c_uint64), ("closed", ctypes.c_uint64))
+    _fields_ = (
+        ("taken", ctypes.c_uint64), ("given", ctypes.c_uint64), ("closed", ctypes.c_uint64), ("left", ctypes.c_uint64),
+        ("threads", ctypes.c_uint64), ("at", ctypes.c_uint64 * 8),
+    )  # fmt: skip
 
 
 class Copying:
     """Copies bytes while more are given, by several threads; all are where they belong when the context is left.
 
     No thread needs the interpreter between two pieces: to wait for it was measured to take a fifth of the whole.
+
+    Attributes:
+        left_bytes: of those that were given last, how many are where they belong only once `finish` was called.
     """
 
-    def __init__(self, sizes: Iterable[int], alone: bool = False) -> None:
+    def __init__(self, pieces: int, alone: bool = False) -> None:
         """Begin without any.
 
         Args:
-            sizes: bytes of all sources that will be given, in any order.
+            pieces: how many (`pieces_in`) the sources make at the most that will be given.
             alone: all in this thread, as the context is left.
         """
         self._stream, self._alone = _stream(), alone
-        self._pieces = array.array("Q", bytes(_PIECE.size * sum(-(-size // _PIECE_BYTES) for size in sizes)))
-        self._board = _Board()
+        self._pieces = array.array("Q", bytes(_PIECE.size * pieces))
+        self._board = _Board(left=_NONE_LEFT)
         self._owners: list[Any] = []
-        self._size_bytes = 0
+        self._firsts: list[int] = []
+        self._size_bytes = self.left_bytes = 0
         self._helpers: Helpers | None = None
+
+    @property
+    def threads(self) -> int:
+        """How many copy what is left, where one calls `finish`."""
+        return 1 + (self._helpers.count if self._helpers is not None else 0)
 
     @property
     def ranges(self) -> list[Range]:
         """Where the sources lie, in pieces."""
-        return [(address, size) for _, address, size in self._given()]
+        return [(address, size) for _, address, size in self._given(0, self._board.given)]
 
     def give(self, to: int, source: Source) -> None:
         """Have a source copied to an address; nothing is checked."""
         address, size, owner = source
         self._owners.append(owner)  # which keeps its bytes there
         pieces, count = self._pieces, self._board.given
+        self._firsts.append(count)
         for at in range(0, size, _PIECE_BYTES):
             _PIECE.pack_into(pieces, _PIECE.size * count, to + at, address + at, min(_PIECE_BYTES, size - at))
             count += 1
@@ -86,6 +101,31 @@ class Copying:
         if self._helpers is None and self._size_bytes >= SHARE_BYTES and not self._alone and self._stream is not None:
             self._helpers = Helpers(self._work)
 
+    def leave(self, size_bytes: int) -> None:
+        """Have the last of what was given, about so many bytes in whole sources, be copied behind the context.
+
+        Other threads go on with it; its owners are to keep its bytes as they are until `finish` has returned.
+        """
+        count = self._board.given
+        first = count - count * size_bytes // max(1, self._size_bytes)
+        source = bisect.bisect_left(self._firsts, first)
+        self._board.left = self._firsts[source] if source < len(self._firsts) else count
+        self.left_bytes = sum(self._pieces[3 * self._board.left + 2 : 3 * count : 3])
+
+    def let_go(self) -> None:
+        """Let go of those sources that are where they belong, when the context was left."""
+        del self._owners[: bisect.bisect_left(self._firsts, self._board.left)]
+
+    def finish(self) -> None:
+        """Have all of what was left be where it belongs: take part in copying it, and let go of it. In any thread."""
+        if self._stream is not None:
+            self._work()
+        else:
+            _move(self._given(self._board.left, self._board.given))
+        if self._helpers is not None:
+            self._helpers.join()
+        self._owners.clear()
+
     def __enter__(self) -> Copying:
         return self
 
@@ -93,26 +133,34 @@ class Copying:
         self._board.closed = 1
         try:
             if kind is None:
-                self._finish()
+                self._copy()
         finally:
-            if self._helpers is not None:
+            if self._helpers is not None and (kind is not None or not self.left_bytes):
                 self._helpers.join()
 
-    def _finish(self) -> None:
+    def _copy(self) -> None:
+        """Copy all but what is left."""
         if self._stream is not None:
-            self._work()
-        elif self._alone:
-            _move(self._given())
+            self._work(stays=not self.left_bytes)
+            return
+        pieces = self._given(0, min(self._board.left, self._board.given))
+        if self._alone:
+            _move(pieces)
         else:
-            in_shares(shares_of(self._given(), lambda piece: piece[2]), _move)
+            in_shares(shares_of(pieces, lambda piece: piece[2]), _move)
 
-    def _given(self) -> Iterator[tuple[int, int, int]]:
+    def _given(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Of each piece where it goes, where it is, and its bytes."""
-        pieces = self._pieces[: 3 * self._board.given]
+        pieces = self._pieces[3 * first : 3 * end]
         return zip(pieces[::3], pieces[1::3], pieces[2::3])
 
-    def _work(self) -> None:
-        self._stream(self._pieces.buffer_info()[0], ctypes.byref(self._board), _goes_straight())
+    def _work(self, stays: bool = True) -> None:
+        self._stream(self._pieces.buffer_info()[0], ctypes.byref(self._board), _goes_straight(), stays)
+
+
+def pieces_in(sizes: Iterable[int]) -> int:
+    """How many pieces sources of so many bytes are copied in."""
+    return sum(-(-size // _PIECE_BYTES) for size in sizes)
 
 
 def copy(target: memoryview, source: Source) -> None:
@@ -125,7 +173,7 @@ def copy(target: memoryview, source: Source) -> None:
     if target.nbytes != source.size_bytes:
         raise ValueError(f"{source.size_bytes} bytes into {target.nbytes}")
     if target.nbytes:
-        with Copying([target.nbytes], alone=True) as copying:
+        with Copying(pieces_in([target.nbytes]), alone=True) as copying:
             copying.give(ctypes.addressof(ctypes.c_char.from_buffer(target)), source)
 
 
@@ -138,10 +186,11 @@ def _move(pieces: Iterable[tuple[int, int, int]]) -> None:
 def _stream() -> Any:
     """The compiled function; None where there is none for this processor."""
     try:
-        function = ctypes.CDLL(str(_FOLDER / f"stream-{os.uname().machine}.so")).keepstep_copy_in_order
+        function = ctypes.CDLL(str(_FOLDER / f"stream-{os.uname().machine}.so")).keepstep_copy_but_left
     except (OSError, AttributeError):
         return None
-    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int), None
+    function.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int
+    function.restype = None
     return function
 
 

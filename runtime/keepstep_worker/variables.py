@@ -16,7 +16,7 @@ from typing import Any
 from keepstep_worker import reading, strings
 from keepstep_worker.slab import DTYPES, LOCAL, REPLICATED, Blobs, Place, Tensor
 from keepstep_worker.slab_view import RestoreError, SlabView
-from keepstep_worker.streaming import Copying, source_of
+from keepstep_worker.streaming import Copying, pieces_in, source_of
 from keepstep_worker.strings import is_string
 
 Named = tuple[str, Any]
@@ -166,7 +166,7 @@ def tensors_of(named: Iterable[Named], blobs: Blobs) -> list[Tensor]:
                 continue
             write = functools.partial(reading.write, component)
             reader = reading.TOGETHER if reading.is_at_hand(component) else None
-            tensors.append(Tensor(name, *_describe(component), write, None, component, reader))
+            tensors.append(Tensor(name, *_describe(component), write, component, reader))
     return tensors
 
 
@@ -305,7 +305,7 @@ def _dimensions(shape: tuple[int, ...]) -> Any:
 
 def _fill(view: SlabView, empty: Sequence[tuple[Any, str]]) -> None:
     sources = view.sources([key for _, key in empty])
-    with Copying(source.size_bytes for source in sources) as copying:
+    with Copying(pieces_in(source.size_bytes for source in sources)) as copying:
         for (value, _), source in zip(empty, sources):
             copying.give(_address_of(value), source)
 

@@ -28,7 +28,8 @@ def lines_of(job: str) -> list[dict[str, Any]]:
 
 def test_a_copy_is_one_whatever_its_size_and_place() -> None:
     ways = ["straight", "in fours", "plain"] if os.uname().machine == "x86_64" else ["plain"] * 3
-    assert lines_of("streamed.py") == [{"way": way, "wrong": [], "refused": True, "together": True} for way in ways]
+    right = {"wrong": [], "refused": True, "together": True, "left": True}
+    assert lines_of("streamed.py") == [{"way": way, **right} for way in ways]
 
 
 def test_a_value_that_is_held_stays_as_it_was_however_its_variable_changes() -> None:
@@ -50,6 +51,6 @@ def test_a_death_costs_no_bit_of_a_large_state(tmp_path: Path) -> None:
     assert "resume_from_slabs" in hurt.reasons(), hurt.told()
     assert differences(hurt.results(), quiet.results()) == []
     for run in (quiet, hurt):
-        copied = [int(path.read_text()) for path in sorted((run.folder / "results").glob("behind-*"))]
+        copied = [int(path.read_text()) for path in sorted((run.folder / "results").glob("beside-*"))]
         assert len(copied) == 2
-        assert all(copied), "none was copied behind the steps"
+        assert all(copied), "none was copied beside the steps"

@@ -54,28 +54,39 @@ static void stream(char *to, const char *from, size_t size, int straight)
     }
 }
 
+enum { THREADS_MAX = 8 };
+static const uint64_t NOWHERE = UINT64_MAX;
+
 struct board {
-    uint64_t taken, given, closed;
+    uint64_t taken, given, closed, left, threads, at[THREADS_MAX];
 };
 
 /* It has another name wherever what it takes is changed, so that a library that was compiled before is not called.
  *
  * Copies blocks from the first on while they are given, until there is none left and the board is closed. Several threads
- * may do this with the same board: each block is copied by one of them, and is where it belongs when all have returned.
- * Unless they go straight on, they take four pages at a time. */
-void keepstep_copy_in_order(const struct block *blocks, struct board *board, int straight)
+ * may do this with the same board, at most THREADS_MAX: each block is copied by one of them, and is where it belongs when all
+ * have returned. One that does not stay returns when the blocks before those that are left are where they belong: whoever
+ * stays copies these. Unless they go straight on, they take four pages at a time. */
+void keepstep_copy_but_left(const struct block *blocks, struct board *board, int straight, int stays)
 {
-    for (;;) {
-        uint64_t at = __atomic_fetch_add(&board->taken, 1, __ATOMIC_RELAXED);
+    uint64_t self = __atomic_fetch_add(&board->threads, 1, __ATOMIC_SEQ_CST);
+
+    while (stays || __atomic_load_n(&board->taken, __ATOMIC_SEQ_CST) < __atomic_load_n(&board->left, __ATOMIC_SEQ_CST)) {
+        uint64_t at = __atomic_fetch_add(&board->taken, 1, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&board->at[self], at, __ATOMIC_SEQ_CST);
         while (at >= __atomic_load_n(&board->given, __ATOMIC_ACQUIRE)) {
-            if (__atomic_load_n(&board->closed, __ATOMIC_ACQUIRE) &&
-                at >= __atomic_load_n(&board->given, __ATOMIC_ACQUIRE)) {
-                _mm_sfence();
-                return;
-            }
+            if (__atomic_load_n(&board->closed, __ATOMIC_ACQUIRE) && at >= __atomic_load_n(&board->given, __ATOMIC_ACQUIRE))
+                goto done;
             _mm_pause();
         }
         stream((char *)(uintptr_t)blocks[at].to, (const char *)(uintptr_t)blocks[at].from, blocks[at].size,
                straight);
     }
+done:
+    _mm_sfence();
+    __atomic_store_n(&board->at[self], NOWHERE, __ATOMIC_RELEASE);
+    /* Who comes later than this thread takes none of those blocks. */
+    for (uint64_t other = 0; !stays && other < __atomic_load_n(&board->threads, __ATOMIC_SEQ_CST); other++)
+        while (__atomic_load_n(&board->at[other], __ATOMIC_ACQUIRE) < __atomic_load_n(&board->left, __ATOMIC_ACQUIRE))
+            _mm_pause();
 }

@@ -40,7 +40,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--stuck", type=int, default=0, help="step whose part of rank 1 never ends, once")
     parser.add_argument("--spoil", type=int, default=0, help="step that leaves NaN in the first generation")
     parser.add_argument("--late", action="store_true", help="make a variable in the first step")
-    parser.add_argument("--wide", type=int, default=0, help="see common.py; FOLDER/behind-RANK: snapshots copied so")
+    parser.add_argument("--wide", type=int, default=0, help="see common.py; FOLDER/beside-RANK: snapshots copied so")
     return parser.parse_args()
 
 
@@ -79,7 +79,7 @@ def main() -> None:
 
         return strategy.run(replica, args=batch)
 
-    behind = count_copies()
+    beside = count_copies()
     run = keepstep.join()
     x, y = make_data(SAMPLES)
     if args.poison:
@@ -101,7 +101,7 @@ def main() -> None:
         pass_gate(step)
     np.savez(args.out / f"{run.rank}.npz", position=np.array(data.position), **final_variables(model, optimizer))
     if args.wide:
-        (args.out / f"behind-{run.rank}").write_text(str(len(behind)))
+        (args.out / f"beside-{run.rank}").write_text(str(len(beside)))
 
 
 def spoil(args: argparse.Namespace, model: Any, generation: int, step: int) -> None:
@@ -120,15 +120,16 @@ def live() -> None:
 
 
 def count_copies() -> list[int]:
-    """Returns the steps of which snapshots are copied while the training goes on."""
+    """Returns the steps of which snapshots leave something to be copied while the training goes on."""
     steps: list[int] = []
-    original = snapshots.Slabs.seal_behind
+    original = snapshots.Slabs.seal
 
-    def seal_behind(self: Any, slab: int, tensors: Any, step: int) -> None:
-        steps.append(step)
-        original(self, slab, tensors, step)
+    def seal(self: Any, slab: int, tensors: Any, step: int, left_bytes: int = 0) -> None:
+        original(self, slab, tensors, step, left_bytes)
+        if self.copying:
+            steps.append(step)
 
-    snapshots.Slabs.seal_behind = seal_behind  # type: ignore[method-assign]
+    snapshots.Slabs.seal = seal  # type: ignore[method-assign]
     return steps
 
 

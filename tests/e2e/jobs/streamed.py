@@ -34,10 +34,28 @@ def copied(size: int, to: int, from_: int) -> bool:
 def are_copied_together(sizes: list[int]) -> bool:
     """Blocks that several threads share, the large ones among them too."""
     sources, targets = [bytearray(os.urandom(size)) for size in sizes], [bytearray(size) for size in sizes]
-    with streaming.Copying(sizes) as copying:
+    with streaming.Copying(streaming.pieces_in(sizes)) as copying:
         for source, target in zip(sources, targets, strict=True):
             copying.give(source_of(target).address, source_of(source))
     return sources == targets
+
+
+def are_left(sizes: list[int], share: float) -> bool:
+    """Of blocks that are given, the first ones are there when the context is left, the others when it is finished."""
+    sources, targets = [bytearray(os.urandom(size)) for size in sizes], [bytearray(size) for size in sizes]
+    with streaming.Copying(streaming.pieces_in(sizes)) as copying:
+        for source, target in zip(sources, targets, strict=True):
+            copying.give(source_of(target).address, source_of(source))
+        copying.leave(int(sum(sizes) * share))
+    copying.let_go()
+    left, at_once = copying.left_bytes, len(sizes)
+    while left > 0:
+        at_once -= 1
+        left -= sizes[at_once]
+    as_asked = left == 0 and (copying.left_bytes > 0) is (share > 0) and (at_once > 0) is (share < 1)
+    early = sources[:at_once] == targets[:at_once]
+    copying.finish()
+    return as_asked and early and sources == targets
 
 
 def refuses(target: memoryview) -> bool:
@@ -57,8 +75,11 @@ def main() -> None:
         wrong += [(size, at) for size in LARGE for at in (0, 1, 63) if not copied(size, at, 64 - at)]
         refused = refuses(memoryview(bytearray(9))) and refuses(memoryview(bytes(8)))
         together = are_copied_together([1, 70_000, (9 << 20) + 13, *range(2, 400)])
+        left = all(
+            are_left([1, 70_000, *[400_000] * 40, (9 << 20) + 13, 5], each / 5) for each in range(6) for _ in "123"
+        )
         way = ("straight" if straight else "in fours") if function is not None else "plain"
-        found = {"way": way, "wrong": wrong, "refused": refused, "together": together}
+        found = {"way": way, "wrong": wrong, "refused": refused, "together": together, "left": left}
         print(json.dumps(found))
 
 

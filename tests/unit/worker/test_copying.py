@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import threading
 
 import pytest
 
 from keepstep_worker import shares
-from keepstep_worker.slab import Layout, Reader, SlabError, Tensor, Writer, hold
+from keepstep_worker.slab import Layout, Reader, SlabError, Tensor, Writer
 from keepstep_worker.slab_view import SlabView
 from keepstep_worker.streaming import Source
 
@@ -85,31 +86,21 @@ def test_what_fails_is_told_once_all_have_ended(at):
 class Things:
     """Numbers that are read together; each has its number in all of its bytes."""
 
-    def __init__(self, can_hold=True):
-        self.calls, self.can_hold = [], can_hold
-        self.reader = Reader(self.read, self.hold)
+    def __init__(self):
+        self.calls = []
+        self.reader = Reader(self.read, lambda: True)
 
     def read(self, things):
-        self.calls.append(("read", len(things)))
+        self.calls.append(0)
         for thing in things:
+            self.calls[-1] += 1
             data = bytearray([thing["value"]]) * thing.get("size", 60)
             yield Source(ctypes.addressof(ctypes.c_char.from_buffer(data)), len(data), data)
-
-    def hold(self, things):
-        self.calls.append(("hold", len(things)))
-        return [self.write_of(thing["value"]) for thing in things] if self.can_hold else None
-
-    @staticmethod
-    def write_of(value):
-        def write(target):
-            target[:] = bytes([value]) * target.nbytes
-
-        return write
 
     def tensors(self, count):
         self.all = [{"value": number} for number in range(count)]
         return [
-            Tensor(f"replicated/{number}", "U8", (60,), lambda target: pytest.fail("alone"), None, thing, self.reader)
+            Tensor(f"replicated/{number}", "U8", (60,), lambda target: pytest.fail("alone"), thing, self.reader)
             for number, thing in enumerate(self.all)
         ]
 
@@ -119,38 +110,23 @@ def test_what_has_a_reader_is_read_together_and_the_rest_one_by_one():
     alone = [tensor._replace(key=f"local/{tensor.key[11:]}") for tensor in tensors_of([50, 50])]
     apart = [tensor._replace(key=f"local/other/{number}") for number, tensor in enumerate(others.tensors(2))]
     view = written([*things.tensors(7)[:3], *alone, *apart, *things.tensors(7)[3:]])
-    assert things.calls == [("read", 7)]
-    assert others.calls == [("read", 2)]
+    assert things.calls == [3, 4], "those that stand together"
+    assert others.calls == [2]
     for number in range(7):
         assert bytes(view.raw(f"replicated/{number}")) == bytes([number]) * 60
     assert bytes(view.raw("local/0001")) == bytes([1]) * 50
     assert bytes(view.raw("local/other/1")) == bytes([1]) * 60
 
 
-def test_what_is_held_together_is_of_that_moment():
-    things = Things()
-    held = hold([*things.tensors(3), Tensor("local/x", "U8", (1,), lambda target: None, lambda: Things.write_of(9))])
-    for thing in things.all:
-        thing["value"] = 200
-    view = written(held)
-    assert things.calls == [("hold", 3)]
-    assert [view.raw(f"replicated/{number}")[0] for number in range(3)] == [0, 1, 2]
-    assert view.raw("local/x")[0] == 9
-
-
-def test_nothing_is_held_where_one_can_not_be():
-    assert hold(Things(can_hold=False).tensors(2)) is None
-    assert hold([*Things().tensors(2), Tensor("local/x", "U8", (1,), lambda target: None)]) is None
-
-
 def test_what_fails_while_it_is_read_is_told_once_all_have_ended():
     things = Things()
 
     def read(sources):
-        yield from things.read(sources[:2])
+        yield from things.read(itertools.islice(sources, 2))
         raise ValueError("no such variable")
 
-    tensors = [tensor._replace(reader=Reader(read, things.hold)) for tensor in things.tensors(5)]
+    reader = Reader(read, lambda: True)
+    tensors = [tensor._replace(reader=reader) for tensor in things.tensors(5)]
     with pytest.raises(ValueError, match="no such variable"):
         written(tensors)
 

@@ -116,7 +116,7 @@ class State:
     def __init__(self) -> None:
         self.lying = [ctypes.create_string_buffer(100) for _ in range(2)]
         self.moving: list[ctypes.Array[ctypes.c_char]] = []
-        self.reader = Reader(self.read, lambda things: None)
+        self.reader = Reader(self.read, lambda: False)
 
     def read(self, things):
         self.moving.append(ctypes.create_string_buffer(100))
@@ -124,7 +124,7 @@ class State:
         return [Source(ctypes.addressof(buffers[thing]), 100, buffers[thing]) for thing in things]
 
     def tensors(self) -> list[Tensor]:
-        return [Tensor(f"replicated/{n}", "U8", (100,), lambda target: None, None, n, self.reader) for n in range(3)]
+        return [Tensor(f"replicated/{n}", "U8", (100,), lambda target: None, n, self.reader) for n in range(3)]
 
 
 def test_what_a_second_snapshot_finds_where_it_was_is_made_to_lie_in_huge_pages_once(monkeypatch):

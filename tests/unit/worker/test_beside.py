@@ -1,46 +1,54 @@
-"""Snapshots that are copied while the training goes on: of the moment they were due, sealed when they are whole."""
+"""What a snapshot leaves to be copied while the training goes on: of the moment it was due, sealed when it is whole."""
 
 from __future__ import annotations
 
-import os
+import ctypes
 import threading
 
 import pytest
 
-from keepstep_worker import memory, snapshots
+from keepstep_worker import memory, slab, snapshots, streaming
 from keepstep_worker.session import Session
-from keepstep_worker.slab import SlabError, Tensor, fill, parse
+from keepstep_worker.slab import Reader, SlabError, Tensor, parse
+from keepstep_worker.streaming import Source
 from tests.support.fake_agent import FakeAgent, eventually
 
 KEY = "replicated/w"
 
 
 class Held:
-    """A number for each step done, that is held; what writes it can be made to wait, or to fail."""
+    """A number for each step done, whose bytes last; what copies them can be made to wait, or to fail."""
 
-    def __init__(self, session: Session, can_be_held: bool = True) -> None:
-        self.value, self.can_be_held = 0, can_be_held
+    def __init__(self, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.value, self.lasts = 0, True
         self.wrong: Exception | None = None
         self.threads: list[str] = []
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.session = session
+        self._reader = Reader(self.read, lambda: self.lasts)
+        self._move = streaming._move
+        monkeypatch.setattr(streaming, "_stream", lambda: None)
+        monkeypatch.setattr(streaming, "_move", self.move)
         session.set_provider(self.tensors)
 
     def tensors(self) -> list[Tensor]:
-        hold = self.hold if self.can_be_held else None
-        return [Tensor(KEY, "I64", (), lambda target: self.write(target, self.value), hold)]
+        other = Tensor("local/x", "U8", (1,), lambda target: None)
+        return [other, Tensor(KEY, "I64", (), lambda target: pytest.fail("alone"), None, self._reader)]
 
-    def hold(self):
-        kept = self.value
-        return lambda target: self.write(target, kept)
+    def read(self, things):
+        for _ in things:
+            data = bytearray(self.value.to_bytes(8, "little"))
+            yield Source(ctypes.addressof(ctypes.c_char.from_buffer(data)), len(data), data)
 
-    def write(self, target: memoryview, value: int) -> None:
-        self.threads.append(threading.current_thread().name)
-        assert self.goes_on.wait(20)
-        if self.wrong is not None:
-            raise self.wrong
-        fill(target, value.to_bytes(8, "little"))
+    def move(self, pieces):
+        pieces = list(pieces)
+        if pieces:
+            self.threads.append(threading.current_thread().name)
+            assert self.goes_on.wait(20)
+            if self.wrong is not None:
+                raise self.wrong
+            self._move(pieces)
 
     def train(self, *steps: int) -> None:
         for step in steps:
@@ -53,15 +61,15 @@ class Held:
 def agent(monkeypatch):
     made = FakeAgent()
     monkeypatch.setattr(memory, "has_room", lambda size_bytes: True)
-    monkeypatch.setattr(snapshots, "_BEHIND_BYTES_MIN", 0)
+    monkeypatch.setattr(snapshots, "_BESIDE_BYTES_MIN", 0)
     yield made
     made.close()
 
 
 @pytest.fixture
-def held(agent):
+def held(agent, monkeypatch):
     """A training that takes a snapshot every third step, and has its slabs already."""
-    made = Held(agent.session(snapshot_every=3))
+    made = Held(agent.session(snapshot_every=3), monkeypatch)
     made.session.announce()
     agent.wait_for("layout")
     eventually(lambda: not made.session._slabs.awaited or made.session._poll())
@@ -86,11 +94,11 @@ def test_what_is_written_is_the_state_of_the_step_and_not_of_a_later_one(agent, 
     assert not agent.of("sealed")
     held.goes_on.set()
     eventually(agent.wire.read_seals)  # the agent sees it on the wire, whatever the training is about
-    eventually(lambda: not held.session._slabs._copy.is_alive())
+    eventually(lambda: held.session._slabs._copy.done())
     held.train(5)
     assert agent.wait_for("sealed")["step"] == 3
     assert sealed(agent, 3) == 3
-    assert held.threads[0] == "keepstep-snapshot"
+    assert held.threads[0].startswith("keepstep-copy")
 
 
 def test_it_is_had_before_a_step_is_entered_that_another_one_is_due_after(agent, held):
@@ -160,13 +168,13 @@ def test_a_drain_waits_for_it_and_has_nothing_more_to_write(agent, held, monkeyp
         held.session.enter_step(4)
     assert agent.wait_for("drained") == {"kind": "drained", "step": 3, "sealed": True}
     assert sealed(agent, 3) == 3
-    assert held.threads == ["keepstep-snapshot"]
+    assert [name[:13] for name in held.threads] == ["keepstep-copy"]
 
 
 def test_what_can_not_be_written_is_raised_where_the_training_is(agent, held):
     held.wrong = SlabError("a tensor of another size")
     held.train(1, 2, 3)
-    eventually(lambda: not held.session._slabs._copy.is_alive())
+    eventually(lambda: held.session._slabs._copy.done())
     with pytest.raises(SlabError, match="of another size"):
         held.train(4)
     assert not agent.wire.read_seals()
@@ -178,30 +186,52 @@ def test_what_can_not_be_written_is_raised_where_the_training_is(agent, held):
 
 @pytest.mark.parametrize(
     "why",
-    ["one can not be held", "no room", "steps are short", "the next is due soon", "it is small", "it is the first"],
+    [
+        "it does not last",
+        "no room",
+        "steps are short",
+        "the next is due soon",
+        "it is small",
+        "the first",
+        "others",
+    ],
 )
-def test_what_can_not_be_held_is_written_at_once(agent, held, monkeypatch, why):
-    held.can_be_held = why != "one can not be held"
+def test_what_can_not_be_left_is_written_at_once(agent, held, monkeypatch, why):
+    held.lasts = why != "it does not last"
     if why == "steps are short":
-        held.session._slabs._copy_ns = 10**12
-    if why == "it is the first":
+        held.session._slabs._copy_ns = 10**15
+    if why == "the first":
         held.session._slabs._copy_ns = 0
     if why == "it is small":
-        monkeypatch.setattr(snapshots, "_BEHIND_BYTES_MIN", 9000)
+        monkeypatch.setattr(snapshots, "_BESIDE_BYTES_MIN", 9000)
+    if why == "others":
+        monkeypatch.setattr(slab, "SHARE_BYTES", 1)
     if why == "the next is due soon":
         agent.order(snapshot_every=1)
     monkeypatch.setattr(memory, "has_room", lambda size_bytes: why != "no room")
     held.train(1, 2, 3) if why != "the next is due soon" else held.train(3)
     assert sealed(agent, 3) == 3
     assert held.threads == [threading.current_thread().name]
-    assert held.session._slabs._copy_ns < 10**12, "how long it took is what the next one goes by"
+    assert 1 < held.session._slabs._copy_ns < 10**15, "how long it took is what the next one goes by"
 
 
 def test_how_much_it_took_beside_the_steps_is_told(agent, held):
+    held.goes_on.clear()
     held.train(1, 2, 3)
-    eventually(lambda: not held.session._slabs._copy.is_alive())
-    used_ns, stall_ns = held.session._slabs._copy.used_ns, held.session._stall_ns
     assert agent.wire.read_progress().snapshot_ns == 0, "what it takes is not known before"
+    held.goes_on.set()
+    cost_ns, stall_ns = held.session._slabs._copy.result().cost_ns, held.session._stall_ns
+    assert cost_ns > 0
     held.train(4)
-    assert used_ns > 0
-    assert agent.wire.read_progress().snapshot_ns >= stall_ns + used_ns // len(os.sched_getaffinity(0))
+    assert agent.wire.read_progress().snapshot_ns >= stall_ns + cost_ns
+
+
+def test_whether_there_is_room_is_found_out_beside_the_steps(agent, held, monkeypatch):
+    asked = []
+    monkeypatch.setattr(snapshots, "_STEP_RATIO", 1e9)
+    monkeypatch.setattr(memory, "has_room", lambda size_bytes: asked.append(threading.current_thread().name) or True)
+    for step in range(1, 10):
+        held.train(step)
+        held.session._settle(wait=True)
+        agent.settle()
+    assert [name.startswith("keepstep-copy") for name in asked] == [False, True, True, True]
