@@ -65,11 +65,12 @@ def _is_ready(start_ns: int) -> bool | None:
         return None
 
 
-def _write_stacks() -> bool:
+def _write_stacks() -> bool | None:
+    """Return None where there is no file to write them to: a signal would not help."""
     if _stacks is None:
-        return False
+        return None
     try:
         faulthandler.dump_traceback(_stacks, all_threads=True)
     except (OSError, ValueError):  # the script has closed it
-        return False
+        return None
     return True

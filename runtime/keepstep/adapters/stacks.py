@@ -104,7 +104,7 @@ async def ask_for_stacks(
         signal: has faulthandler write them whatever holds the interpreter. One whose calls go on meanwhile may die of
             it (python/cpython#116008), so it is for the process that has not done so when it was asked.
         file: where they are written.
-        has_written: asks it, and says whether it has written them; None where it can not be asked.
+        has_written: asks it, and says whether it has written them; None where it can not, or can not be asked.
 
     Raises:
         OSError: it does not answer.
@@ -112,7 +112,7 @@ async def ask_for_stacks(
     begun = file.stat().st_size
     written = await has_written()
     if written is None:
-        raise OSError(f"process {pid} can not be asked for them")
+        raise OSError(f"process {pid} can not write them, or can not be asked to")
     if not written:
         os.kill(pid, signal)
         await _grown(file, begun, f"no stacks from process {pid} within {_ANSWER_S:.0f} s")

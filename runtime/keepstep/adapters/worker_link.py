@@ -143,7 +143,7 @@ class WorkerLink:
         """Have a rank, first or other, write its stacks to its file; no answer in time is a no.
 
         Returns:
-            None where it can not be asked.
+            None where it can not, or can not be asked.
         """
         return await self._ask(rank, wires.STACKS, timeout_s)
 

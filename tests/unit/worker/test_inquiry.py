@@ -68,12 +68,12 @@ def test_a_probe_that_fails_knows_nothing(monkeypatch):
 def test_stacks_are_written_where_the_script_has_left_their_file_open(tmp_path, monkeypatch):
     monkeypatch.setattr(inquiry, "_stacks", None)
     with Asker(5) as asker:
-        assert asker.ask(wire.STACKS) is False
+        assert asker.ask(wire.STACKS) is None
         with (tmp_path / "stacks").open("w") as file:
             monkeypatch.setattr(inquiry, "_stacks", file)
             assert asker.ask(wire.STACKS) is True
         assert "test_stacks_are_written" in (tmp_path / "stacks").read_text()
-        assert asker.ask(wire.STACKS) is False
+        assert asker.ask(wire.STACKS) is None
 
 
 def test_what_was_not_measured_is_not_known(monkeypatch):
