@@ -209,11 +209,13 @@ class Writer:
     def _give(self, copying: Copying, reader: Reader, tensors: Iterable[Tensor]) -> None:
         """Have tensors be copied that one reader has, the first ones before the last are looked at."""
         listed, things = itertools.tee(tensors)
-        for tensor, source in zip(listed, reader.read(tensor.thing for tensor in things)):
+        for source, tensor in zip(reader.read(tensor.thing for tensor in things), listed):
             to, size = self._ranges[tensor.key]
             if source.size_bytes != size:
                 raise SlabError(f"{tensor.key!r} has {source.size_bytes} bytes, its place {size}")
             copying.give(to, source)
+        for tensor in listed:
+            raise SlabError(f"{tensor.key!r} was not read")
 
     def populate(self, go_on: Callable[[], bool]) -> None:
         """Map all pages in, so that the first copy meets no page fault. Other threads run on meanwhile."""

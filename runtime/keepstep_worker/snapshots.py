@@ -27,7 +27,7 @@ and to memory that is new to it. Most steps change the state at their end."""
 _BESIDE_BYTES_MIN = 8 << 20
 """What is smaller is copied in a millisecond or two: nothing is gained by a thread."""
 _BESIDE = 2
-"""So many times as long a copy takes, about, beside a step as one that is waited for."""
+"""So many times as long as one that is waited for a copy is taken to last beside a step, until one has."""
 
 
 class Slabs:
@@ -269,14 +269,13 @@ class _Sealing:
     def __init__(self, wire: Wire, writer: Writer, seal: Seal) -> None:
         self._wire, self._writer = wire, writer
         self.seal, self.took_ns, self.cost_ns, self.had_room = seal, 0, 0, False
-        self._begun_ns = 0
 
     def perform(self, tensors: Sequence[Tensor], left_bytes: int) -> Copying:
         """Write it, and seal it unless something is left."""
-        self._begun_ns = time.monotonic_ns()
+        begun_ns = time.monotonic_ns()
         self._copying = self._writer.write(tensors, left_bytes)
         if not self._copying.left_bytes:
-            self.took_ns = self._declare() - self._begun_ns
+            self.took_ns = self._declare() - begun_ns
         return self._copying
 
     def finish(self) -> _Sealing:

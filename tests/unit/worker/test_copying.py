@@ -131,6 +131,13 @@ def test_what_fails_while_it_is_read_is_told_once_all_have_ended():
         written(tensors)
 
 
+def test_what_was_not_read_is_not_taken_for_copied():
+    things = Things()
+    reader = Reader(lambda sources: things.read(itertools.islice(sources, 2)), lambda: True)
+    with pytest.raises(SlabError, match="'replicated/2' was not read"):
+        written([tensor._replace(reader=reader) for tensor in things.tensors(5)])
+
+
 def test_bytes_of_another_size_than_their_place_are_not_written():
     things = Things()
     tensors = things.tensors(3)
