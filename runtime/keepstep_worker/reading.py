@@ -21,20 +21,26 @@ def write(component: Any, target: memoryview) -> None:
     streaming.copy(target, _source_of(_read(component)))
 
 
-def _read_all(components: Iterable[Any]) -> Iterator[Source]:
-    source_of = _source_at_hand if _are_shared() else _source_of
-    waiting, count = iter(components), _READ_FIRST
+def thing_of(component: Any) -> Any:
+    """What `TOGETHER` reads a tf.Variable from: itself, and what TensorFlow calls its type."""
+    return component, component.dtype.base_dtype.as_datatype_enum
+
+
+def _read_all(things: Iterable[Any]) -> Iterator[list[Any]]:
+    waiting, count = iter(things), _READ_FIRST
     while batch := list(itertools.islice(waiting, count)):  # what is there is copied while more are read
-        yield from map(source_of, _values_of(batch))
+        values = _values_of(*zip(*batch))
+        yield values if _are_shared() else [_bytes_of(value) for value in values]
         count = min(2 * count, _READ_MAX)
 
 
-def read_first(components: Sequence[Any], count: int) -> Iterator[bytes]:
+def read_first(things: Sequence[Any], count: int) -> Iterator[bytes]:
     """Yield the first bytes of each present value, wherever it lies: of `count` numbers, fewer where it has fewer."""
     import tensorflow as tf
 
-    values = iter(_values_of([component for component in components if is_at_hand(component)]))
-    for component in components:
+    at_hand = [thing for thing in things if is_at_hand(thing[0])]
+    values = iter(_values_of(*zip(*at_hand)) if at_hand else ())
+    for component, _ in things:
         if is_at_hand(component):
             yield bytes(_bytes_of(next(values))[: count * component.dtype.size])
         else:
@@ -51,7 +57,7 @@ def is_at_hand(component: Any) -> bool:
     return device.endswith("CPU:0") and "/job:ps/" not in device
 
 
-def _values_of(components: Sequence[Any]) -> list[Any]:
+def _values_of(components: Sequence[Any], kinds: Sequence[int]) -> list[Any]:
     """The present values, by one operation of TensorFlow's: one for each variable was measured to take ten times as
     long.
 
@@ -62,11 +68,11 @@ def _values_of(components: Sequence[Any]) -> list[Any]:
         import tensorflow as tf
         from tensorflow.python.eager import context, execute
 
-        count, kinds = len(components), [component.dtype.base_dtype.as_datatype_enum for component in components]
+        count = len(components)
         with tf.device("CPU:0"):
             return list(execute.quick_execute(
                 b"_ReadVariablesOp", count, [component.handle for component in components],
-                ("N", count, "dtypes", kinds), context.context(),
+                ("N", count, "dtypes", list(kinds)), context.context(),
             ))  # fmt: skip
     except Exception:  # what reading one by one does not get over is told by that
         return [_read(component) for component in components]
@@ -92,14 +98,6 @@ def _source_of(value: Any) -> Source:
         return source_of(value)
     except (TypeError, ValueError, BufferError):  # the same, or there are no bytes
         return source_of(_bytes_of(value))
-
-
-def _source_at_hand(value: Any) -> Source:
-    """The same of a value in this process's memory, which is there for as long as the value is: in half the time."""
-    try:
-        return Source(*range_of(value), value)
-    except (TypeError, ValueError, BufferError):
-        return _source_of(value)
 
 
 @functools.cache
@@ -135,5 +133,5 @@ def are_left_alone() -> bool:
         return False
 
 
-TOGETHER = Reader(_read_all, are_left_alone)
+TOGETHER = Reader(_read_all, _source_of, are_left_alone)
 """Reads variables on the CPU of this process. On another device their values would take as much again of its memory."""

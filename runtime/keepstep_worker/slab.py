@@ -55,12 +55,14 @@ class Reader(NamedTuple):
     """How the bytes of many things are had together, in a fraction of the time that one after the other takes.
 
     Attributes:
-        read: of each of the things, in order, the bytes that it has now and until something changes it; of the first
-            ones before it asks for the last.
+        read: values of the things, in order, some at a time: each has the bytes that its thing has now, until something
+            changes it. Of the first things before it asks for the last.
+        bytes_of: the bytes of such a value, where it does not show them itself (the buffer protocol).
         lasts: whether those bytes stay as they are while their owner is held, also where something changes the thing.
     """
 
-    read: Callable[[Iterable[Any]], Iterable[Source]]
+    read: Callable[[Iterable[Any]], Iterable[list[Any]]]
+    bytes_of: Callable[[Any], Source]
     lasts: Callable[[], bool]
 
 
@@ -209,11 +211,17 @@ class Writer:
     def _give(self, copying: Copying, reader: Reader, tensors: Iterable[Tensor]) -> None:
         """Have tensors be copied that one reader has, the first ones before the last are looked at."""
         listed, things = itertools.tee(tensors)
-        for source, tensor in zip(reader.read(tensor.thing for tensor in things), listed):
-            to, size = self._ranges[tensor.key]
-            if source.size_bytes != size:
-                raise SlabError(f"{tensor.key!r} has {source.size_bytes} bytes, its place {size}")
-            copying.give(to, source)
+        for values in reader.read(tensor.thing for tensor in things):
+            keys = [tensor.key for tensor in itertools.islice(listed, len(values))]
+            if len(keys) < len(values):
+                raise SlabError(f"{len(values) - len(keys)} more were read than there are")
+            ranges, done = [self._ranges[key] for key in keys], 0
+            while (done := done + copying.give_each(ranges[done:], values[done:])) < len(values):
+                source, (to, size) = reader.bytes_of(values[done]), ranges[done]
+                if source.size_bytes != size:
+                    raise SlabError(f"{keys[done]!r} has {source.size_bytes} bytes, its place {size}")
+                copying.give(to, source)
+                done += 1
         for tensor in listed:
             raise SlabError(f"{tensor.key!r} was not read")
 

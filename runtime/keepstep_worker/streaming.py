@@ -6,13 +6,14 @@ import array
 import bisect
 import ctypes
 import functools
+import itertools
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keepstep_worker.pages import Range
+from keepstep_worker.pages import Range, range_of
 from keepstep_worker.shares import SHARE_BYTES, Helpers, in_shares, shares_of
 
 _FOLDER = Path(__file__).parent / "native"
@@ -20,6 +21,8 @@ _CPU = Path("/proc/cpuinfo")
 _PIECE_BYTES = 1 << 20
 _PIECE = struct.Struct("QQQ")
 _NONE_LEFT = 2**64 - 1
+_LET_GO = 32
+"""So many sources can be let go of while another thread copies a piece."""
 
 
 class Source(NamedTuple):
@@ -53,6 +56,20 @@ class _Board(ctypes.Structure):
     )  # fmt: skip
 
 
+class _Python(ctypes.Structure):
+    """As in stream.c."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("item", "get", "release", "clear"))
+
+
+_PYTHON = _Python(*(
+    ctypes.cast(function, ctypes.c_void_p) for function in (
+        ctypes.pythonapi.PyList_GetItem, ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release,
+        ctypes.pythonapi.PyErr_Clear,
+    )
+))  # fmt: skip
+
+
 class Copying:
     """Copies bytes while more are given, by several threads; all are where they belong when the context is left.
 
@@ -73,7 +90,7 @@ class Copying:
         self._pieces = array.array("Q", bytes(_PIECE.size * pieces))
         self._board = _Board(left=_NONE_LEFT)
         self._owners: list[Any] = []
-        self._firsts: list[int] = []
+        self._firsts = array.array("Q")
         self._size_bytes = self.left_bytes = 0
         self._helpers: Helpers | None = None
 
@@ -97,7 +114,42 @@ class Copying:
             _PIECE.pack_into(pieces, _PIECE.size * count, to + at, address + at, min(_PIECE_BYTES, size - at))
             count += 1
         self._board.given = count
-        self._size_bytes += size
+        self._was_given(size)
+
+    def give_each(self, ranges: Sequence[Range], objects: list[Any]) -> int:
+        """Have the bytes of objects copied to ranges, one of its size for each object; the rest is not checked.
+
+        Args:
+            objects: they tell where their bytes are (the buffer protocol), and keep them there while they are held.
+
+        Returns:
+            Up to which one that was done: all, or the first that does not tell, or has another size.
+        """
+        give = _give()
+        if give is None:
+            return self._give_some(ranges, objects)
+        count, places = len(objects), array.array("Q", itertools.chain.from_iterable(ranges))
+        firsts = array.array("Q", bytes(8 * count))
+        at = [each.buffer_info()[0] for each in (places, firsts, self._pieces)]
+        done: int = give(objects, count, *at, ctypes.byref(self._board), ctypes.byref(_PYTHON), _PIECE_BYTES)
+        self._owners += objects if done == count else objects[:done]
+        self._firsts += firsts[:done]
+        self._was_given(sum(places[1 : 2 * done : 2]))
+        return done
+
+    def _give_some(self, ranges: Sequence[Range], objects: Sequence[Any]) -> int:
+        for done, ((to, size), each) in enumerate(zip(ranges, objects)):
+            try:
+                address, size_bytes = range_of(each)
+            except (TypeError, ValueError, BufferError):
+                return done
+            if size_bytes != size:
+                return done
+            self.give(to, Source(address, size, each))
+        return len(objects)
+
+    def _was_given(self, size_bytes: int) -> None:
+        self._size_bytes += size_bytes
         if self._helpers is None and self._size_bytes >= SHARE_BYTES and not self._alone and self._stream is not None:
             self._helpers = Helpers(self._work)
 
@@ -114,7 +166,12 @@ class Copying:
 
     def let_go(self) -> None:
         """Let go of those sources that are where they belong, when the context was left."""
-        del self._owners[: bisect.bisect_left(self._firsts, self._board.left)]
+        self._let_go(self._board.left)
+
+    def _let_go(self, piece: int) -> None:
+        """Let go of the sources that have no piece from this one on; all before it are where they belong."""
+        count = len(self._firsts) if piece >= self._board.given else bisect.bisect(self._firsts, piece) - 1
+        del self._owners[:count], self._firsts[:count]
 
     def finish(self) -> None:
         """Have all of what was left be where it belongs: take part in copying it, and let go of it. In any thread."""
@@ -141,6 +198,8 @@ class Copying:
     def _copy(self) -> None:
         """Copy all but what is left."""
         if self._stream is not None:
+            if self._helpers is not None:
+                self._copy_most()
             self._work(stays=not self.left_bytes)
             return
         pieces = self._given(0, min(self._board.left, self._board.given))
@@ -148,6 +207,18 @@ class Copying:
             _move(pieces)
         else:
             in_shares(shares_of(pieces, lambda piece: piece[2]), _move)
+
+    def _copy_most(self) -> None:
+        """Copy so much that others copy the rest while this thread lets go of what that was.
+
+        They take all of the memory's speed or nearly, so that this costs less than it does behind the copy.
+        """
+        left, most = self._board.left, min(self._board.left, self._board.given) - len(self._owners) // _LET_GO
+        if most > 0:
+            self._board.left = most
+            self._work(stays=False)
+            self._let_go(most)
+            self._board.left = left
 
     def _given(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Of each piece where it goes, where it is, and its bytes."""
@@ -184,13 +255,23 @@ def _move(pieces: Iterable[tuple[int, int, int]]) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _stream() -> Any:
-    """The compiled function; None where there is none for this processor."""
+    """The compiled function that copies; None where there is none for this processor."""
+    return _compiled(ctypes.CDLL, "keepstep_copy_but_left", None, 2 * [ctypes.c_void_p] + 2 * [ctypes.c_int])
+
+
+@functools.lru_cache(maxsize=1)
+def _give() -> Any:
+    """The compiled function that gives what objects hold; None where there is none for this processor."""
+    arguments = [ctypes.py_object, ctypes.c_uint64, *4 * [ctypes.c_void_p], ctypes.POINTER(_Python), ctypes.c_uint64]
+    return _compiled(ctypes.PyDLL, "keepstep_give", ctypes.c_uint64, arguments)
+
+
+def _compiled(kind: type[ctypes.CDLL], name: str, result: Any, arguments: Sequence[Any]) -> Any:
     try:
-        function = ctypes.CDLL(str(_FOLDER / f"stream-{os.uname().machine}.so")).keepstep_copy_but_left
+        function = getattr(kind(str(_FOLDER / f"stream-{os.uname().machine}.so")), name)
     except (OSError, AttributeError):
         return None
-    function.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int
-    function.restype = None
+    function.argtypes, function.restype = arguments, result
     return function
 
 

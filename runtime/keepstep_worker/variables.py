@@ -166,7 +166,7 @@ def tensors_of(named: Iterable[Named], blobs: Blobs) -> list[Tensor]:
                 continue
             write = functools.partial(reading.write, component)
             reader = reading.TOGETHER if reading.is_at_hand(component) else None
-            tensors.append(Tensor(name, *_describe(component), write, component, reader))
+            tensors.append(Tensor(name, *_describe(component), write, reading.thing_of(component), reader))
     return tensors
 
 

@@ -28,7 +28,7 @@ def lines_of(job: str) -> list[dict[str, Any]]:
 
 def test_a_copy_is_one_whatever_its_size_and_place() -> None:
     ways = ["straight", "in fours", "plain"] if os.uname().machine == "x86_64" else ["plain"] * 3
-    right = {"wrong": [], "refused": True, "together": True, "left": True}
+    right = {"wrong": [], "refused": True, "together": True, "left": True, "told": True}
     assert lines_of("streamed.py") == [{"way": way, **right} for way in ways]
 
 

@@ -61,6 +61,52 @@ struct board {
     uint64_t taken, given, closed, left, threads, at[THREADS_MAX];
 };
 
+/* Py_buffer, as far as it matters here. */
+struct buffer {
+    void *address, *owner;
+    int64_t size;
+    char rest[128];
+};
+
+/* PyList_GetItem, PyObject_GetBuffer, PyBuffer_Release, PyErr_Clear. */
+struct python {
+    void *(*item)(void *list, int64_t at);
+    int (*get)(void *object, struct buffer *buffer, int flags);
+    void (*release)(struct buffer *buffer);
+    void (*clear)(void);
+};
+
+struct place {
+    uint64_t to, size;
+};
+
+/* Gives the bytes of a list's objects, which stay where they are while the objects are there, in blocks of `most` bytes, each
+ * object's to its place; the number of each one's first block goes to `firsts`. Returns how many were given: all, or those
+ * before the first that says nothing of its bytes or has not as many as its place. To be called with the interpreter held. */
+uint64_t keepstep_give(void *list, uint64_t count, const struct place *places, uint64_t *firsts, struct block *blocks,
+                       struct board *board, const struct python *python, uint64_t most)
+{
+    uint64_t given = board->given;
+
+    for (uint64_t n = 0; n < count; n++) {
+        void *object = python->item(list, (int64_t)n);
+        struct buffer buffer;
+        if (!object || python->get(object, &buffer, 0) != 0) {
+            python->clear();
+            return n;
+        }
+        uint64_t from = (uint64_t)(uintptr_t)buffer.address, size = (uint64_t)buffer.size;
+        python->release(&buffer);
+        if (size != places[n].size)
+            return n;
+        firsts[n] = given;
+        for (uint64_t at = 0; at < size; at += most)
+            blocks[given++] = (struct block){places[n].to + at, from + at, size - at < most ? size - at : most};
+        __atomic_store_n(&board->given, given, __ATOMIC_RELEASE);
+    }
+    return count;
+}
+
 /* It has another name wherever what it takes is changed, so that a library that was compiled before is not called.
  *
  * Copies blocks from the first on while they are given, until there is none left and the board is closed. Several threads

@@ -17,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy
 import tensorflow as tf
 
-from keepstep_worker import reading, slab, variables
+from keepstep_worker import pages, reading, slab, variables
 
 SHAPE = (300, 400)
 
@@ -26,11 +26,12 @@ def check(name: str, named: list[tuple[str, Any]], change: Callable[[], None], t
     for _ in range(times):
         tensors = variables.tensors_of(named, slab.Blobs())
         before = [variable.numpy().tobytes() for _, variable in named]
-        held = [source for tensor in tensors for source in tensor.reader.read([tensor.thing])]  # type: ignore[union-attr]
+        held = [each for tensor in tensors for some in tensor.reader.read([tensor.thing]) for each in some]  # type: ignore[union-attr]
+        ranges = [pages.range_of(each) for each in held]
         change()
         same, changed = True, False
-        for source, (_, variable), expected in zip(held, named, before):  # noqa: B905  it runs on Python 3.9, too
-            same = same and ctypes.string_at(source.address, source.size_bytes) == expected
+        for lies_at, (_, variable), expected in zip(ranges, named, before):  # noqa: B905  it runs on Python 3.9, too
+            same = same and ctypes.string_at(*lies_at) == expected
             changed = changed or variable.numpy().tobytes() != expected
         print(json.dumps({"case": name, "same": same, "changed": changed}), flush=True)
 

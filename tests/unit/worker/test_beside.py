@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from keepstep_worker import memory, slab, snapshots, streaming
 from keepstep_worker.session import Session
 from keepstep_worker.slab import Reader, SlabError, Tensor, parse
-from keepstep_worker.streaming import Source
 from tests.support.fake_agent import FakeAgent, eventually
 
 KEY = "replicated/w"
@@ -26,7 +24,7 @@ class Held:
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.session = session
-        self._reader = Reader(self.read, lambda: self.lasts)
+        self._reader = Reader(self.read, pytest.fail, lambda: self.lasts)
         self._move = streaming._move
         monkeypatch.setattr(streaming, "_stream", lambda: None)
         monkeypatch.setattr(streaming, "_move", self.move)
@@ -38,8 +36,7 @@ class Held:
 
     def read(self, things):
         for _ in things:
-            data = bytearray(self.value.to_bytes(8, "little"))
-            yield Source(ctypes.addressof(ctypes.c_char.from_buffer(data)), len(data), data)
+            yield [bytearray(self.value.to_bytes(8, "little"))]
 
     def move(self, pieces):
         pieces = list(pieces)

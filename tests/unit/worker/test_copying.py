@@ -83,19 +83,22 @@ def test_what_fails_is_told_once_all_have_ended(at):
     assert sorted(ended) == [0, 1, 2, 3]
 
 
+def source_of(data):
+    return Source(ctypes.addressof(ctypes.c_char.from_buffer(data)), len(data), data)
+
+
 class Things:
     """Numbers that are read together; each has its number in all of its bytes."""
 
     def __init__(self):
         self.calls = []
-        self.reader = Reader(self.read, lambda: True)
+        self.reader = Reader(self.read, source_of, lambda: True)
 
     def read(self, things):
         self.calls.append(0)
         for thing in things:
             self.calls[-1] += 1
-            data = bytearray([thing["value"]]) * thing.get("size", 60)
-            yield Source(ctypes.addressof(ctypes.c_char.from_buffer(data)), len(data), data)
+            yield [bytearray([thing["value"]]) * thing.get("size", 60)]
 
     def tensors(self, count):
         self.all = [{"value": number} for number in range(count)]
@@ -125,7 +128,7 @@ def test_what_fails_while_it_is_read_is_told_once_all_have_ended():
         yield from things.read(itertools.islice(sources, 2))
         raise ValueError("no such variable")
 
-    reader = Reader(read, lambda: True)
+    reader = Reader(read, pytest.fail, lambda: True)
     tensors = [tensor._replace(reader=reader) for tensor in things.tensors(5)]
     with pytest.raises(ValueError, match="no such variable"):
         written(tensors)
@@ -133,7 +136,7 @@ def test_what_fails_while_it_is_read_is_told_once_all_have_ended():
 
 def test_what_was_not_read_is_not_taken_for_copied():
     things = Things()
-    reader = Reader(lambda sources: things.read(itertools.islice(sources, 2)), lambda: True)
+    reader = Reader(lambda sources: things.read(itertools.islice(sources, 2)), pytest.fail, lambda: True)
     with pytest.raises(SlabError, match="'replicated/2' was not read"):
         written([tensor._replace(reader=reader) for tensor in things.tensors(5)])
 

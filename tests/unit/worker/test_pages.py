@@ -14,7 +14,6 @@ import pytest
 
 from keepstep_worker import pages
 from keepstep_worker.slab import Reader, Tensor, fill
-from keepstep_worker.streaming import Source
 from tests.support.fake_agent import FakeAgent, eventually
 
 HUGE = 2 << 20
@@ -116,12 +115,12 @@ class State:
     def __init__(self) -> None:
         self.lying = [ctypes.create_string_buffer(100) for _ in range(2)]
         self.moving: list[ctypes.Array[ctypes.c_char]] = []
-        self.reader = Reader(self.read, lambda: False)
+        self.reader = Reader(self.read, pytest.fail, lambda: False)
 
     def read(self, things):
         self.moving.append(ctypes.create_string_buffer(100))
         buffers = [*self.lying, self.moving[-1]]
-        return [Source(ctypes.addressof(buffers[thing]), 100, buffers[thing]) for thing in things]
+        return [[buffers[thing] for thing in things]]
 
     def tensors(self) -> list[Tensor]:
         return [Tensor(f"replicated/{n}", "U8", (100,), lambda target: None, n, self.reader) for n in range(3)]
