@@ -21,6 +21,8 @@ _CPU = Path("/proc/cpuinfo")
 _PIECE_BYTES = 1 << 20
 _PIECE = struct.Struct("QQQ")
 _NONE_LEFT = 2**64 - 1
+_IN_FOURS, _STRAIGHT, _BY_WHOLE_LINES = range(3)
+"""As in stream.c."""
 _LET_GO = 32
 """So many sources can be let go of while another thread copies a piece."""
 
@@ -226,7 +228,7 @@ class Copying:
         return zip(pieces[::3], pieces[1::3], pieces[2::3])
 
     def _work(self, stays: bool = True) -> None:
-        self._stream(self._pieces.buffer_info()[0], ctypes.byref(self._board), _goes_straight(), stays)
+        self._stream(self._pieces.buffer_info()[0], ctypes.byref(self._board), _way(), stays)
 
 
 def pieces_in(sizes: Iterable[int]) -> int:
@@ -256,7 +258,7 @@ def _move(pieces: Iterable[tuple[int, int, int]]) -> None:
 @functools.lru_cache(maxsize=1)
 def _stream() -> Any:
     """The compiled function that copies; None where there is none for this processor."""
-    return _compiled(ctypes.CDLL, "keepstep_copy_but_left", None, 2 * [ctypes.c_void_p] + 2 * [ctypes.c_int])
+    return _compiled(ctypes.CDLL, "keepstep_copy_in_a_way", None, 2 * [ctypes.c_void_p] + 2 * [ctypes.c_int])
 
 
 @functools.lru_cache(maxsize=1)
@@ -276,9 +278,12 @@ def _compiled(kind: type[ctypes.CDLL], name: str, result: Any, arguments: Sequen
 
 
 @functools.lru_cache(maxsize=1)
-def _goes_straight() -> bool:
-    """Whether this processor copies a page after the other the fastest (native/stream.c has the figures)."""
+def _way() -> int:
+    """How this processor copies the fastest (native/stream.c has the figures)."""
     try:
-        return b"AuthenticAMD" in _CPU.read_bytes()
+        known = _CPU.read_bytes().split()
     except OSError:
-        return False
+        return _IN_FOURS
+    if b"AuthenticAMD" not in known:
+        return _IN_FOURS
+    return _BY_WHOLE_LINES if b"avx512f" in known else _STRAIGHT

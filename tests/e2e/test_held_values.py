@@ -27,9 +27,10 @@ def lines_of(job: str) -> list[dict[str, Any]]:
 
 
 def test_a_copy_is_one_whatever_its_size_and_place() -> None:
-    ways = ["straight", "in fours", "plain"] if os.uname().machine == "x86_64" else ["plain"] * 3
+    ways = ["in fours", "straight"] if os.uname().machine == "x86_64" else ["plain"] * 2
+    ways += ["by whole lines"] if b"avx512f" in Path("/proc/cpuinfo").read_bytes().split() else []
     right = {"wrong": [], "refused": True, "together": True, "left": True, "told": True}
-    assert lines_of("streamed.py") == [{"way": way, **right} for way in ways]
+    assert lines_of("streamed.py") == [{"way": way, **right} for way in [*ways, "plain"]]
 
 
 def test_a_value_that_is_held_stays_as_it_was_however_its_variable_changes() -> None:

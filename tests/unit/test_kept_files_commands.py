@@ -76,6 +76,31 @@ def test_copying(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "HEAD stays as it is" in capsys.readouterr().err
 
 
+def test_pruning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def left() -> list[int]:
+        capsys.readouterr()
+        assert keepstep("ls", place, "--files", "--json") == 0
+        return [each["number"] for each in json.loads(capsys.readouterr().out)["files"]]
+
+    assert keepstep("prune", place, "--files", "--keep-last", 0) == 78
+    assert "--keep-last of at least 1" in capsys.readouterr().err
+    assert keepstep("prune", place, "--files", "--keep-last", 1, "--keep-every", 1) == 0
+    assert left() == [2, 1]
+    assert keepstep("prune", place, "--files", "--keep-last", 1) == 0
+    assert capsys.readouterr().out == "deleted 1 checkpoints of files, 2 objects\n"
+    assert left() == [2]
+    assert keepstep("verify", place, "--files") == 0
+
+
+def test_pruning_deletes_nothing_that_one_which_can_not_be_read_may_need(place: Path, capsys) -> None:
+    newest = next(iter(place.rglob("manifests/1-2-r.json")))
+    newest.write_bytes(b"{}")
+    before = sorted(place.rglob("*"))
+    assert keepstep("prune", place, "--files", "--keep-last", 1) == 1
+    assert "1-2-r" in capsys.readouterr().err
+    assert sorted(place.rglob("*")) == before
+
+
 def test_what_there_is_not(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert keepstep("show", place, 99, "--files") == 78
     assert "has no checkpoint 99" in capsys.readouterr().err

@@ -16,8 +16,9 @@ from keepstep.checkpoint.filing.keeping import keep, newest_files, sweep_files
 from keepstep.checkpoint.filing.manifest import read_files_manifest
 from keepstep.checkpoint.filing.put_back import PutBack, is_right, put_back
 from keepstep.checkpoint.keys import files_line, is_run
-from keepstep.checkpoint.retention import Swept
-from keepstep.ports.store import ObjectStore, StoreUnavailable
+from keepstep.checkpoint.retention import Retention, Swept
+from keepstep.checkpoint.strict_json import MalformedDocument
+from keepstep.ports.store import NotFound, ObjectStore, StoreUnavailable
 
 if TYPE_CHECKING:
     from keepstep.adapters.folder_events import FolderEvents
@@ -134,8 +135,14 @@ class Filing:
         }
 
     def sweep(self, store: ObjectStore, job: str, generation: int, keep_last: int) -> Swept:
-        """Delete what retention lets go of the script's files, unless their HEAD carries a newer generation."""
-        return sweep_files(store, job, generation, keep_last, clock.unix_time())
+        """Delete what retention lets go of the script's files, unless their HEAD carries a newer generation.
+
+        Nothing where it is not known what one of those that are kept names.
+        """
+        try:
+            return sweep_files(store, job, generation, Retention(keep_last), clock.unix_time())
+        except (MalformedDocument, NotFound):
+            return Swept(0, 0, 0)
 
     def _the_watched(self) -> Watched:
         if self._watched is None:

@@ -265,6 +265,8 @@ def upload(turn: Turn) -> None:
     )
     if turn.attempt(action, Reason.UPLOAD_STARTS, f"step {step}"):
         turn.set_slab(slab.slab, busy=action.operation)
+        if state.store.saving_since is None:
+            turn.set_store(saving_since=turn.now)
 
 
 def _missed(state: State, generation: GenerationRecord) -> bool:

@@ -193,7 +193,7 @@ def _take_generation(turn: Turn, record: GenerationRecord, revision: int) -> Non
         turn.set(paused_at=turn.now)
     if newer:
         turn.set(held_at=None, entered=-1, uploaded=None)
-        turn.set_store(head_known=False)
+        turn.set_store(head_known=False, saving_since=None)
     if record.failures and state.recovery is None and record.phase is Phase.FORMING:
         turn.set(recovery=Recovery(fault_at=min(f.at for f in record.failures), learnt_at=turn.now))
     fresh = old is None or old.number != record.number or old.phase is not Phase.READY
@@ -201,6 +201,7 @@ def _take_generation(turn: Turn, record: GenerationRecord, revision: int) -> Non
         _take_ready(turn, record)
     if old is None or old.durable_step != record.durable_step:
         turn.do(Report(Measure.DURABLE_STEP, record.durable_step))
+        turn.set_store(saving_since=None)
         pace.report(turn, record)
     if turn.leads and old is not None:
         _forget(turn, old, record)

@@ -255,6 +255,10 @@ class StoreView:
     """The newest generation whose commit was refused, since HEAD carries a newer one."""
     told_interval_s: float = 0.0
     """The interval between checkpoints that was told last, where it is keepstep's."""
+    saving_since: float | None = None
+    """When this host began to upload what is not committed yet."""
+    told_committable: bool | None = None
+    """Whether an interruption would leave the time for a save, as it was told last."""
     charges: Charges | None = None
     """What the store has of them; None where that was neither read nor written by this node."""
 

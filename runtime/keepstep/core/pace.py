@@ -7,8 +7,8 @@ import math
 from keepstep.core.actions import Measure, Report
 from keepstep.core.failures import Failure
 from keepstep.core.reasons import Reason
-from keepstep.core.records import GenerationRecord
-from keepstep.core.state import Turn
+from keepstep.core.records import GenerationRecord, Phase
+from keepstep.core.state import NEVER, Turn
 
 AUTO_MIN_S = 10.0
 """The shortest interval between checkpoints that keepstep chooses by itself."""
@@ -159,14 +159,27 @@ def too_late(turn: Turn, generation: GenerationRecord) -> str:
 
 
 def report(turn: Turn, generation: GenerationRecord) -> None:
-    """Show the interval, and whether an interruption would leave the time for a save; once a save was measured."""
+    """Show the interval, once a save was measured."""
     took_s, interval = save_s(turn, generation), interval_s(turn, generation)
-    if not took_s:
+    if not took_s or interval is None:
         return
-    if interval is not None:
-        turn.do(Report(Measure.CHECKPOINT_INTERVAL_S, interval))
-        told_s, every = turn.state.store.told_interval_s, turn.state.policy.checkpoint_every
-        if turn.leads and every.seconds is None and abs(interval - told_s) > _TOLD_RATIO * told_s:
-            turn.set_store(told_interval_s=interval)
-            turn.because(Reason.CADENCE_CHANGED, f"a checkpoint every {interval:.0f} s, each takes {took_s:.1f} s")
-    turn.do(Report(Measure.COMMITTABLE, float(took_s + _step_s(turn) <= turn.state.policy.interruption.grace)))
+    turn.do(Report(Measure.CHECKPOINT_INTERVAL_S, interval))
+    told_s, every = turn.state.store.told_interval_s, turn.state.policy.checkpoint_every
+    if turn.leads and every.seconds is None and abs(interval - told_s) > _TOLD_RATIO * told_s:
+        turn.set_store(told_interval_s=interval)
+        turn.because(Reason.CADENCE_CHANGED, f"a checkpoint every {interval:.0f} s, each takes {took_s:.1f} s")
+
+
+def tell_committable(turn: Turn) -> None:
+    """Show whether an interruption would leave the time for a save, by the last ones and what this one has taken."""
+    generation, store = turn.generation, turn.state.store
+    if generation is None or generation.phase is Phase.ENDED:
+        return
+    took_s, room_s = save_s(turn, generation), turn.state.policy.interruption.grace - _step_s(turn)
+    late_at = NEVER if store.saving_since is None else store.saving_since + room_s
+    fits = took_s <= room_s and turn.now < late_at
+    if fits:
+        turn.wake(late_at)
+    if (took_s or not fits) and fits != store.told_committable:
+        turn.set_store(told_committable=fits)
+        turn.do(Report(Measure.COMMITTABLE, float(fits)))

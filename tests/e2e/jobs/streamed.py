@@ -1,4 +1,4 @@
-"""Copies of all small sizes and alignments, and a large one, compiled in both ways, and not.
+"""Copies of all small sizes and alignments, and a large one, compiled in all ways, and not.
 
 What lies beside stays as it is.
 """
@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import weakref
+from pathlib import Path
 
 from keepstep_worker import streaming
 from keepstep_worker.streaming import Source
@@ -88,10 +89,11 @@ def refuses(target: memoryview) -> bool:
 
 def main() -> None:
     compiled, gives = streaming._stream(), streaming._give()
-    for function, straight in ((compiled, True), (compiled, False), (None, False)):
+    ways = [(compiled, way) for way in range(3 if b"avx512f" in Path("/proc/cpuinfo").read_bytes().split() else 2)]
+    for function, way in (*ways, (None, 0)):
         streaming._stream = lambda function=function: function  # type: ignore[assignment]
         streaming._give = lambda function=function: gives if function is not None else None  # type: ignore[assignment]
-        streaming._goes_straight = lambda straight=straight: straight  # type: ignore[assignment]
+        streaming._way = lambda way=way: way  # type: ignore[assignment]
         wrong = [(size, at) for size in range(1, 300) for at in range(0, 64, 7) if not copied(size, at, 63 - at)]
         wrong += [(size, at) for size in LARGE for at in (0, 1, 63) if not copied(size, at, 64 - at)]
         refused = refuses(memoryview(bytearray(9))) and refuses(memoryview(bytes(8)))
@@ -100,8 +102,8 @@ def main() -> None:
             are_left([1, 70_000, *[400_000] * 40, (9 << 20) + 13, 5], each / 5) for each in range(6) for _ in "123"
         )
         told = all(is_told(each) for each in (b"12", b"1234", "123", None, memoryview(b"123456")[::2]))
-        way = ("straight" if straight else "in fours") if function is not None else "plain"
-        found = {"way": way, "wrong": wrong, "refused": refused, "together": together, "left": left, "told": told}
+        named = ("in fours", "straight", "by whole lines")[way] if function is not None else "plain"
+        found = {"way": named, "wrong": wrong, "refused": refused, "together": together, "left": left, "told": told}
         print(json.dumps(found))
 
 

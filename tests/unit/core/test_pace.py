@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core import pace
+from keepstep.core.actions import Measure, Report
 from keepstep.core.causes import FailureCause
-from keepstep.core.facts import Lease
+from keepstep.core.facts import Lease, Worker
 from keepstep.core.failures import Failure
 from keepstep.core.policy import Policy
 from keepstep.core.reasons import Reason
-from keepstep.core.records import LeaderRecord, RequestRecord
+from keepstep.core.records import LeaderRecord, Phase, RequestRecord
 from keepstep.core.state import Turn
 from keepstep.core.view import Seen
 from tests.unit.core.values import a_generation, a_turn
@@ -143,3 +144,44 @@ def test_the_policy_s_own_interval_is_no_news():
     turn = a_leading_turn(Policy.model_validate({"checkpoint": {"every": "2min"}}))
     pace.saved(turn, 2.0)
     assert told(turn) == []
+
+
+def committable(turn: Turn, after_s: float = 0.0) -> list[float]:
+    """What is told, so many seconds later, of whether an interruption would leave the time for a save."""
+    before, turn.now = len(turn.actions), turn.now + after_s
+    pace.tell_committable(turn)
+    return [action.value for action in turn.actions[before:] if action == Report(Measure.COMMITTABLE, action.value)]
+
+
+def a_training_turn(*saves: float) -> Turn:
+    """One whose steps take a second, with a grace of ten."""
+    turn = a_turn_after(*saves, policy=Policy.model_validate({"interruption": {"grace": "10s"}}))
+    turn.set_cluster(generation=Seen(a_generation(phase=Phase.READY), 1))
+    turn.set(workers=(Worker("algo-1.0", 3, 0, 0.0, completed=9, step_s=1.0),))
+    return turn
+
+
+def test_whether_a_save_would_be_in_time_is_told_where_it_changes():
+    turn = a_training_turn()
+    assert committable(turn) == [], "nothing is known yet"
+    pace.saved(turn, 9.0)
+    assert committable(turn) == [1.0]
+    assert committable(turn) == []
+    turn.set_worker("algo-1.0", step_s=1.5)
+    assert committable(turn) == [0.0]
+    for _ in range(3):
+        pace.saved(turn, 2.0)
+    assert committable(turn) == [1.0]
+
+
+@pytest.mark.parametrize("saves", [(), (2.0, 2.0)])
+def test_a_save_that_goes_on_for_too_long_is_told_while_it_does(saves):
+    turn = a_training_turn(*saves)
+    assert committable(turn) == [1.0] * bool(saves)
+    turn.set_store(saving_since=turn.now)
+    assert committable(turn, after_s=8.9) == []
+    assert turn.decision().state.wake_at == pytest.approx(turn.now + 0.1)
+    assert committable(turn, after_s=0.1) == [0.0]
+    assert committable(turn, after_s=50.0) == []
+    turn.set_store(saving_since=None)
+    assert committable(turn) == [1.0] * bool(saves)

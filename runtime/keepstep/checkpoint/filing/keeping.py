@@ -29,7 +29,7 @@ from keepstep.checkpoint.keys import (
     parse_manifest_key,
 )
 from keepstep.checkpoint.receiving import receive
-from keepstep.checkpoint.retention import GRACE_S, Swept, delete_if_old, plan_retention
+from keepstep.checkpoint.retention import Retention, Swept, delete_if_old, plan_retention
 from keepstep.checkpoint.strict_json import MalformedDocument
 from keepstep.core.values import frozen
 from keepstep.ports.store import NotFound, ObjectStore
@@ -152,28 +152,32 @@ def verify_files(store: ObjectStore, manifest: FilesManifest, told: Callable[[in
     return wrong
 
 
-def sweep_files(
-    store: ObjectStore, job: str, generation: int, keep_last: int, now_unix: float, grace_s: float = GRACE_S
-) -> Swept:
-    """Delete all but the newest checkpoints of files: manifests first, then what only those named, then old garbage.
+def sweep_files(store: ObjectStore, job: str, generation: int | None, retention: Retention, now_unix: float) -> Swept:
+    """Delete what retention lets go of the files: manifests first, then what only those named, then old garbage.
+
+    Args:
+        store: where.
+        job: whose.
+        generation: the caller's, refused where their HEAD has a newer one; None leaves that out.
+        retention: what to keep.
+        now_unix: the time by which ages are counted.
 
     Raises:
         Fenced: their HEAD belongs to a newer generation.
         StoreError: the store's own.
+        MalformedDocument, NotFound: it is not known what one that is kept names: nothing is deleted then.
     """
     line = files_line(job)
     head = read_head(store, line).head
-    if head is not None and head.generation > generation:
+    if head is not None and generation is not None and head.generation > generation:
         raise Fenced(f"HEAD of the files belongs to generation {head.generation}, this is {generation}")
     committed = None if head is None else parse_manifest_key(line, head.manifest)
     if committed is None:
         return Swept(0, 0, 0)
     names = {name for key in store.list(manifests_prefix(line)) if (name := parse_manifest_key(line, key)) is not None}
-    doomed = {name for name in plan_retention(names, keep_last, 0, {committed}) if name < committed}
-    try:
-        wanted = {key for name in names - doomed for key in _keys(store, line, name)}
-    except (MalformedDocument, NotFound):  # what it names is not known: nothing is deleted then
-        return Swept(0, 0, 0)
+    let_go = plan_retention(names, retention.keep_last, retention.keep_every, {committed})
+    doomed = {name for name in let_go if name < committed}
+    wanted = {key for name in names - doomed for key in _keys(store, line, name)}
     objects: set[str] = set()
     for name in sorted(doomed):
         with contextlib.suppress(MalformedDocument, NotFound):
@@ -184,9 +188,12 @@ def sweep_files(
     garbage = [
         key for key in store.list(objects_prefix(line)) if key not in wanted and parse_file_key(line, key) is not None
     ]
-    old = sum(delete_if_old(store, key, now_unix - grace_s) for key in garbage)
+    old = sum(delete_if_old(store, key, now_unix - retention.grace_s) for key in garbage)
     return Swept(len(doomed), len(objects) + old, 0)
 
 
 def _keys(store: ObjectStore, line: str, name: ManifestName) -> set[str]:
-    return {file.key for file in read_files_manifest(store, line, name.key(line)).files()}
+    try:
+        return {file.key for file in read_files_manifest(store, line, name.key(line)).files()}
+    except MalformedDocument as error:
+        raise MalformedDocument(f"{name.key(line)}: {error}") from error

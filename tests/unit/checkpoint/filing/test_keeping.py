@@ -12,6 +12,7 @@ from keepstep.checkpoint.files.watched import Edition, Watched
 from keepstep.checkpoint.filing.keeping import Kept, keep, newest_files, sweep_files
 from keepstep.checkpoint.filing.manifest import parse_files_manifest, read_files_manifest
 from keepstep.checkpoint.keys import files_line, objects_prefix
+from keepstep.checkpoint.retention import Retention
 from keepstep.checkpoint.strict_json import MalformedDocument, write_canonical
 from tests.support.script_files import lay
 from tests.support.stores import memory_store
@@ -144,9 +145,9 @@ def test_sweeping_leaves_what_is_named(watched: Watched, root: Path) -> None:
         lay("many", root, rename=("-7", f"-{number + 10}"), at_s=2_000 + 10 * number)
         manifests.append(kept(store, watched.scan()[0]).manifest)
     store.put(f"{objects_prefix('job/files')}g1/s1/0123456789abcdef/0-left.keras", b"x")
-    swept = sweep_files(store, "job", 9, 2, now_unix=1e12)
+    swept = sweep_files(store, "job", 9, Retention(2), now_unix=1e12)
     assert (swept.manifests, swept.objects) == (2, 5)
-    assert sweep_files(store, "job", 9, 2, now_unix=1e12).objects == 0
+    assert sweep_files(store, "job", 9, Retention(2), now_unix=1e12).objects == 0
     left = set(store.list(objects_prefix("job/files")))
     assert left == {file.key for manifest in manifests[2:] for file in manifest.files()}
 
@@ -159,7 +160,7 @@ def test_a_stale_generation_sweeps_nothing(watched: Watched, root: Path) -> None
     kept(store, watched.scan()[0])
     before = set(store.list(""))
     with pytest.raises(Fenced, match="generation 1, this is 0"):
-        sweep_files(store, "job", 0, 1, now_unix=1e12)
+        sweep_files(store, "job", 0, Retention(1), now_unix=1e12)
     assert set(store.list("")) == before
 
 
@@ -168,7 +169,7 @@ def test_young_garbage_may_be_an_upload_under_way(watched: Watched, root: Path) 
     store = memory_store()
     kept(store, watched.scan()[0])
     store.put(f"{objects_prefix('job/files')}g1/s1/0123456789abcdef/0-new.keras", b"x")
-    assert sweep_files(store, "job", 9, 1, now_unix=0.0).objects == 0
+    assert sweep_files(store, "job", 9, Retention(1), now_unix=0.0).objects == 0
 
 
 def test_a_manifest_that_can_not_be_read_keeps_all_objects(watched: Watched, root: Path) -> None:
@@ -176,7 +177,10 @@ def test_a_manifest_that_can_not_be_read_keeps_all_objects(watched: Watched, roo
     store = memory_store()
     kept(store, watched.scan()[0])
     store.put("job/files/manifests/1-9-r.json", b"{}")
-    assert sweep_files(store, "job", 9, 1, now_unix=1e12).objects == 0
+    before = set(store.list(""))
+    with pytest.raises(MalformedDocument, match="1-9-r"):
+        sweep_files(store, "job", 9, Retention(1), now_unix=1e12)
+    assert set(store.list("")) == before
 
 
 @pytest.fixture
