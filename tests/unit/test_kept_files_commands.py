@@ -87,7 +87,7 @@ def test_pruning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert keepstep("prune", place, "--files", "--keep-last", 1, "--keep-every", 1) == 0
     assert left() == [2, 1]
     assert keepstep("prune", place, "--files", "--keep-last", 1) == 0
-    assert capsys.readouterr().out == "deleted 1 checkpoints of files, 2 objects\n"
+    assert capsys.readouterr().out == "deleted 1 checkpoints, 2 objects, 0 unfinished uploads\n"
     assert left() == [2]
     assert keepstep("verify", place, "--files") == 0
 

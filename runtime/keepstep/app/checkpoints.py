@@ -11,7 +11,7 @@ from typing import Any
 
 from keepstep.adapters.clock import unix_time
 from keepstep.app import exporting, kept_files
-from keepstep.app.picking import STEP, find, open_store, retention_of
+from keepstep.app.picking import STEP, find, open_store
 from keepstep.app.showing import cell, counter, date, progress, size, table
 from keepstep.app.told_store import ToldStore
 from keepstep.checkpoint import catalogue, reading
@@ -21,10 +21,11 @@ from keepstep.checkpoint.files.contents import check_set, read_sets
 from keepstep.checkpoint.files.sets import FileSet
 from keepstep.checkpoint.files.unfit import UnfitFile
 from keepstep.checkpoint.files.writers import Writing, writing
+from keepstep.checkpoint.filing.keeping import sweep_files
 from keepstep.checkpoint.manifest import Manifest
 from keepstep.checkpoint.reading import StoredSlab
 from keepstep.checkpoint.restore import CorruptObject
-from keepstep.checkpoint.retention import sweep
+from keepstep.checkpoint.retention import Retention, sweep
 from keepstep.checkpoint.strict_json import MalformedDocument
 from keepstep.core.knobs import parse_encryption
 from keepstep.errors import ConfigError, StoreRefusedError
@@ -66,13 +67,11 @@ def add_commands(commands: Any) -> None:
     copying.add_argument("--target-endpoint", help="as --endpoint, of the target")
     text = "who encrypts the copies: bucket (default), kms, or a KMS key's id, ARN or alias"
     copying.add_argument("--encryption", type=_encryption, metavar="KEY", help=text)
-    pruning = add(
-        "prune", "delete all checkpoints but those to keep, and what no checkpoint needs", _prune, kept_files.prune
-    )
+    text = "delete all checkpoints but those to keep, and what no checkpoint needs"
+    pruning = add("prune", text, _prune, _prune)
     pruning.add_argument("--keep-last", type=int, required=True, metavar="N", help="newest ones to keep, at least 1")
-    pruning.add_argument(
-        "--keep-every", type=int, default=0, metavar="N", help="keep each step (of files: number) that N divides, too"
-    )
+    text = "keep each step (of files: number) that N divides, too"
+    pruning.add_argument("--keep-every", type=int, default=0, metavar="N", help=text)
     text = "write a checkpoint as a file of safetensors, Keras or TensorFlow"
     exported = add("export", text, _export, kept_files.export)
     exported.add_argument("step", nargs="?", default="newest", help=STEP)
@@ -231,9 +230,12 @@ def _copy(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
 
 
 def _prune(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
-    keep = retention_of(options)
+    if options.keep_last < 1 or options.keep_every < 0:
+        found = f"found {options.keep_last} and {options.keep_every}"
+        raise ConfigError(found, "--keep-last of at least 1, --keep-every of at least 0", key="--keep-last")
+    keep, sweeping = Retention(options.keep_last, options.keep_every), sweep_files if options.files else sweep
     with counter("deleted", "objects") as told:
-        swept = sweep(ToldStore(store, on_deleted=told), job, None, keep, unix_time())
+        swept = sweeping(ToldStore(store, on_deleted=told), job, None, keep, unix_time())
     print(f"deleted {swept.manifests} checkpoints, {swept.objects} objects, {swept.unfinished} unfinished uploads")
     return 0
 

@@ -6,14 +6,13 @@ import argparse
 import json
 import sys
 
-from keepstep.adapters.clock import unix_time
-from keepstep.app.picking import find, open_store, retention_of
-from keepstep.app.showing import cell, counter, date, progress, size, table
+from keepstep.app.picking import find, open_store
+from keepstep.app.showing import cell, date, progress, size, table
 from keepstep.app.told_store import ToldStore
 from keepstep.checkpoint import catalogue
 from keepstep.checkpoint.commit import Fenced, StaleStep, commit
 from keepstep.checkpoint.files.watched import Tree
-from keepstep.checkpoint.filing.keeping import sweep_files, verify_files
+from keepstep.checkpoint.filing.keeping import verify_files
 from keepstep.checkpoint.filing.manifest import FilesManifest
 from keepstep.checkpoint.filing.put_back import put_back
 from keepstep.checkpoint.strict_json import MalformedDocument
@@ -98,15 +97,6 @@ def copy(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     except (Fenced, StaleStep) as error:
         print(f"keepstep: {options.target}: HEAD stays as it is: {error}", file=sys.stderr)
         return 1
-    return 0
-
-
-def prune(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
-    """Delete all but those to keep, and what none needs."""
-    keep = retention_of(options)
-    with counter("deleted", "objects") as told:
-        swept = sweep_files(ToldStore(store, on_deleted=told), job, None, keep, unix_time())
-    print(f"deleted {swept.manifests} checkpoints of files, {swept.objects} objects")
     return 0
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from keepstep.app.connecting import connect_store
 from keepstep.checkpoint.catalogue import Document, Listed
-from keepstep.checkpoint.retention import Retention
 from keepstep.checkpoint.retrying import RetryingStore
 from keepstep.errors import ConfigError
 from keepstep.ports.store import ObjectStore
@@ -34,18 +32,6 @@ def open_store(url: str, endpoint: str | None, key: str, encryption: str | None 
     if "://" not in url and key == "STORE" and not Path(url).is_dir():
         raise ConfigError(f"found {url}, which is no directory", "s3://bucket/prefix or a store's directory", key=key)
     return RetryingStore(connect_store(url, endpoint, {} if encryption is None else {"encryption": encryption}))
-
-
-def retention_of(options: argparse.Namespace) -> Retention:
-    """What `--keep-last` and `--keep-every` keep.
-
-    Raises:
-        ConfigError: nothing, or no such number.
-    """
-    if options.keep_last < 1 or options.keep_every < 0:
-        found = f"found {options.keep_last} and {options.keep_every}"
-        raise ConfigError(found, "--keep-last of at least 1, --keep-every of at least 0", key="--keep-last")
-    return Retention(options.keep_last, options.keep_every)
 
 
 def find(listed: Sequence[Listed[Document]], job: str, wanted: str) -> list[Listed[Document]]:
