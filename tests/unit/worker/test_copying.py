@@ -141,6 +141,13 @@ def test_what_was_not_read_is_not_taken_for_copied():
         written([tensor._replace(reader=reader) for tensor in things.tensors(5)])
 
 
+def test_more_than_there_is_to_read_is_not_written():
+    things = Things()
+    reader = Reader(lambda sources: [[bytearray(60) for _ in sources] + [bytearray(60)]], pytest.fail, lambda: True)
+    with pytest.raises(SlabError, match="1 more were read than there are"):
+        written([tensor._replace(reader=reader) for tensor in things.tensors(3)])
+
+
 def test_bytes_of_another_size_than_their_place_are_not_written():
     things = Things()
     tensors = things.tensors(3)
