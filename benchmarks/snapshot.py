@@ -82,11 +82,13 @@ def measure(size_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
     stalls: dict[str, list[float]] = {mode: [] for mode in MODES}
     above: dict[str, list[list[float]]] = {mode: [] for mode in MODES}
     found: dict[str, Any] = {}
+    speedups: list[float] = []
     skipped = 0
     for _ in range(options.rounds):
         for mode, share in MODES.items():
             found = play(mode, size_bytes, share * max(2, SAVINGS_BYTES // size_bytes) + FIRST, options)
             skipped += found.get("skipped", 0)
+            speedups += [found["copy_speedup"]] if "copy_speedup" in found else []
             took, steps = costs(found)
             stalls[mode] += took
             above[mode] += steps
@@ -95,12 +97,14 @@ def measure(size_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
     for mode in MODES:
         print(f"{found['bytes'] / 1e9:.1f} GB, {mode:8}: waits {stall[mode] * 1e3:8.1f} ms, costs ", end="")
         print(f"{whole[mode] * 1e3:8.1f} ms with the {DRAGGED} steps after it", flush=True)
+    print(f"all cores copy {', '.join(f'{each:.2f}' for each in speedups)} times as fast as one", flush=True)
     return {
         "bytes": found["bytes"],
         "variables": found["variables"],
         "stall_ratio": round(stall["keepstep"] / stall["memcpy"], 3),
         "cost_ratio": round(whole["keepstep"] / min(whole["sync"], whole["async"]), 3),
         "skipped": skipped,
+        "copy_speedup": [round(each, 3) for each in speedups],
         "stall_s": {mode: [round(each, 5) for each in kept] for mode, kept in stalls.items()},
         "cost_s": {mode: [round(sum(each), 5) for each in kept] for mode, kept in above.items()},
     }

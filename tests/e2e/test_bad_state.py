@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tests.support.local_run import LocalRun, differences
 
+WRONG_FROM = 40
 SNAPSHOTS = ("--set", "checkpoint.snapshot_every=4 steps", "--set", "checkpoint.every=8 steps")
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -40,6 +42,31 @@ def test_a_state_with_nan_counts_against_its_snapshot(tmp_path: Path) -> None:
     logs = [hurt.log(host) for host in hurt.names]
     assert any("step 53, the first from the state of step 52, has left NaN in model/" in log for log in logs)
     assert differences(hurt.results(), quiet.results()) == []
+
+
+@pytest.mark.parametrize(
+    ("rank", "key"),
+    [
+        (0, "replicated/model/sequential/dense/kernel"),
+        (2, "replicated/optimizer/adam/sequential_dense_kernel_velocity"),
+    ],
+)
+def test_a_bit_that_is_wrong_in_one_slab_is_named_and_never_committed(tmp_path: Path, rank: int, key: str) -> None:
+    """Two of three hosts agree, so that it is known whose is wrong; a sound one is committed before."""
+    committed = tmp_path / "committed"
+    words = ["--steps=72", f"--gate={WRONG_FROM - 1}:{committed}", "--flip", str(rank), str(WRONG_FROM), key]
+    options = (*SNAPSHOTS, "--store", str(tmp_path / "store"))
+    with LocalRun(tmp_path / "run", "loop.py", words, options, hosts=3) as run:
+        run.wait_for(lambda: run.events("checkpoint_committed"), "a sound checkpoint")
+        committed.touch()
+        assert run.wait() == 0, run.told()
+    compared = run.events("replicas_compared")
+    assert compared and all(event["differ"] == [[run.names[rank], key]] for event in compared), compared
+    told = [detail for name in run.names for reason, detail in run.notes(name) if reason == "replica_divergence"]
+    assert any(run.names[rank] in detail and key in detail for detail in told), told
+    steps = {event["step"] for event in run.events("checkpoint_committed")}
+    assert max(steps) < WRONG_FROM <= min(event["step"] for event in compared)
+    assert json.loads(next((tmp_path / "store").glob("*/HEAD.json")).read_text())["step"] in steps
 
 
 def sealed(run: LocalRun, host: str) -> set[int]:

@@ -40,6 +40,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--stuck", type=int, default=0, help="step whose part of rank 1 never ends, once")
     parser.add_argument("--spoil", type=int, default=0, help="step that leaves NaN in the first generation")
     parser.add_argument("--late", action="store_true", help="make a variable in the first step")
+    parser.add_argument("--flip", nargs=3, help="RANK STEP TENSOR: one bit is wrong in what that rank saves since")
     parser.add_argument("--wide", type=int, default=0, help="see common.py; FOLDER/beside-RANK: snapshots copied so")
     return parser.parse_args()
 
@@ -81,6 +82,8 @@ def main() -> None:
 
     beside = count_copies()
     run = keepstep.join()
+    if args.flip and run.rank == int(args.flip[0]):
+        flip(int(args.flip[1]), args.flip[2])
     x, y = make_data(SAMPLES)
     if args.poison:
         order = np.random.Generator(np.random.Philox(key=[SEED, 0])).permutation(SAMPLES)
@@ -110,6 +113,24 @@ def spoil(args: argparse.Namespace, model: Any, generation: int, step: int) -> N
         kernel.assign(kernel * float("nan"))
     if args.late and step == 1:
         model.late = keras.Variable(np.zeros(3, "float32"), name="late")
+
+
+def flip(since: int, key: str) -> None:
+    """Have one bit of a tensor be wrong in the slab, not where it is trained."""
+    original = snapshots.Slabs.seal
+
+    def seal(self: Any, slab: int, tensors: Any, step: int, left_bytes: int = 0) -> None:
+        wrong = [wrongly(tensor) if tensor.key == key and step >= since else tensor for tensor in tensors]
+        original(self, slab, wrong, step, left_bytes)
+
+    def wrongly(tensor: Any) -> Any:
+        def write(target: memoryview) -> None:
+            tensor.write(target)
+            target[len(target) // 2] ^= 1
+
+        return tensor._replace(reader=None, write=write)
+
+    snapshots.Slabs.seal = seal  # type: ignore[method-assign]
 
 
 def live() -> None:
