@@ -27,6 +27,7 @@ from typing import Any
 
 from keepstep_worker import codec, fit_state, initial_values, orders
 from keepstep_worker import wire as wires
+from keepstep_worker.draws import Draws
 from keepstep_worker.slab import LOCAL, REPLICATED, Tensor, size_bytes
 from keepstep_worker.slab_view import RestoreError, SlabView
 from keepstep_worker.training import POSITION, PYTHON, Flavour, Position, Training
@@ -51,21 +52,6 @@ def instrument(owner: Any, callback_list: Any, flavour: Flavour) -> None:
 def active() -> Fit | None:
     """Return the fit that is under way."""
     return _active
-
-
-def advance(iterator: Any, count: int) -> None:
-    """Read up to `count` batches and drop them.
-
-    Raises:
-        StopIteration: there was none left.
-    """
-    for index in range(count):
-        try:
-            next(iterator)
-        except StopIteration:
-            if index == 0:
-                raise
-            return
 
 
 def _wrap_fit(fit: Callable[..., Any], flavour: Flavour) -> Callable[..., Any]:
@@ -121,6 +107,7 @@ class Fit:
     Attributes:
         resume: where to go on, None where there is nothing (any more) to put back.
         orders: iterators made of the data when the epoch began, or where past epochs are read again, the first epoch.
+        draws: what the data is ordered by where it is a `PyDataset`.
     """
 
     def __init__(
@@ -130,6 +117,7 @@ class Fit:
         self.ordinal, self.begun = training.ordinal, training.step
         self.resume: Position | None = None
         self.orders: list[int] = []
+        self.draws = Draws(bound.arguments.get("x"))
         self._original, self._bound = original, bound
         self._model: Any = next(iter(bound.arguments.values()))
         self._own = training.prefixes_of(self._model, flavour)
@@ -211,13 +199,16 @@ class Fit:
         call()
         self._held = {}
 
-    def before_batches(self, iterate: Callable[[], Any], size: int | None, goes_on: bool) -> tuple[int, int | None]:
+    def before_batches(
+        self, iterate: Callable[[], Any], size: int | None, goes_on: bool, adapter: Any
+    ) -> tuple[int, int | None]:
         """Put the state of an epoch's begin back; called by whatever begins to iterate over data.
 
         Args:
             iterate: returns a new iterator over that data.
             size: batches in an epoch, None where that is not known.
             goes_on: an epoch's data begins where that of the one before has ended.
+            adapter: what Keras reads it through.
 
         Returns:
             How many earlier epochs' data have to be read again, and `size` as it was known before the restart.
@@ -225,9 +216,11 @@ class Fit:
         if not self._expects_batches:  # not the training's data
             return 0, size
         self._expects_batches = False
-        replay, data = 0, self._bound.arguments.get("x")
+        replay, data, past = 0, self._bound.arguments.get("x"), self._epoch - self._first_epoch
+        self.draws.begin(adapter, past, goes_on)
         if self.resume is not None:
-            replay, size = (self._epoch - self._first_epoch) * goes_on, size or self.resume.size or None
+            self.draws.again(0 if goes_on else past)
+            replay, size = past * goes_on, size or self.resume.size or None
             if self.resume.batch == 0:
                 if not self._is_built():
                     self._model.train_function(iterate())
@@ -244,6 +237,7 @@ class Fit:
         """Begin at a position of this fit instead of at its start."""
         self.resume, self.begun = position, position.begun
         self.orders = self.training.python.get("orders", [])
+        self.draws.load(self.training.python.get("draws"))
         self.flavour.begin_at(self._bound.arguments, position.epoch)
 
     def give_back(self, record: dict[str, Any]) -> Any:
@@ -271,6 +265,8 @@ class Fit:
         fit_state.CallbackStates(callbacks).restore(record["callbacks"], record["arrays"].__getitem__)
         self._model.history = history
         orders.catch_up(arguments.get("x"), record.get("orders", []))
+        self.draws.load(record.get("draws"))
+        self.draws.again(record.get("epochs", 0))
         fit_state.restore_random_state(record["random"])
         if self.ordinal == position.fit:
             training.restore_random_state()
@@ -296,6 +292,8 @@ class Fit:
             "params": fit_state.keepable(getattr(self._callbacks, "params", None) or {}),
             "random": fit_state.random_state(),
             "orders": orders.made(self._bound.arguments.get("x")),
+            "draws": self.draws.encoded,
+            "epochs": self._epoch + 1 - self._first_epoch,
         })  # fmt: skip
         self._finished = True
         self.training.step = self.training.session.leave_step()  # data of unknown size ends in a step that it enters
@@ -313,6 +311,7 @@ class Fit:
             "logs": fit_state.plain_logs(self._logs),
             "stop": bool(getattr(self._model, "stop_training", False)),
             "orders": self.orders,
+            "draws": self.draws.encoded,
         }
         position = Position(
             self.ordinal, self._epoch, self._batch, training.step, self.begun, self._size, self._finished
@@ -337,7 +336,7 @@ class Fit:
             if self._begin == 0 and not self._is_built():
                 self._train_function(iterator)
             else:
-                advance(iterator, self._ahead())
+                orders.advance(iterator, self._ahead())
         except StopIteration as error:
             raise RestoreError(f"the data of epoch {self._epoch} ended before batch {position.batch}") from error
         if self._begin + self._ahead() < position.batch:

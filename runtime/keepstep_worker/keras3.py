@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from keepstep_worker import orders
-from keepstep_worker.fit import active, advance, instrument
+from keepstep_worker import draws, orders
+from keepstep_worker.fit import active, instrument
 from keepstep_worker.fit_state import tensorflow_generator
 from keepstep_worker.training import optimizers_of
 
@@ -31,6 +31,9 @@ def install(module: Any) -> None:
     callbacks = module.callbacks_module
     instrument(module.TensorFlowTrainer, callbacks.CallbackList, _Keras3(callbacks))
     _read_past_epochs_again(module.TFEpochIterator)
+    from keras.src.trainers.data_adapters import py_dataset_adapter
+
+    draws.observe(py_dataset_adapter, "PyDatasetAdapter", active)
 
 
 def repair(module: Any) -> None:
@@ -202,13 +205,13 @@ def _read_past_epochs_again(iterators: Any) -> None:
         fit, epochs, goes_on = active(), 0, bool(self.steps_per_epoch)
         if fit is not None:
             iterate = functools.partial(orders.begin, _dataset(self), get_iterator(self))
-            epochs, self._num_batches = fit.before_batches(iterate, self._num_batches, goes_on)
+            epochs, self._num_batches = fit.before_batches(iterate, self._num_batches, goes_on, self.data_adapter)
         if not goes_on or getattr(self, "_current_iterator", None) is None:
             orders.note_reading(_dataset(self))
         for _ in range(epochs):
             with self.catch_stop_iteration():
                 for *_, iterator in original(self, *args, **kwargs):
-                    advance(iterator, self.steps_per_execution)
+                    orders.advance(iterator, self.steps_per_execution)
         yield from original(self, *args, **kwargs)
 
     iterators._get_iterator = get_counted_iterator

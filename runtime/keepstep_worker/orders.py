@@ -24,6 +24,21 @@ _UNSEEN = frozenset({"_RepeatDataset", "CacheDataset", "_SnapshotDataset"})
 _made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
+def advance(iterator: Any, count: int) -> None:
+    """Read up to `count` batches and drop them.
+
+    Raises:
+        StopIteration: there was none left.
+    """
+    for index in range(count):
+        try:
+            next(iterator)
+        except StopIteration:
+            if index == 0:
+                raise
+            return
+
+
 def note_iterator(dataset: Any) -> None:
     """Count an iterator that is made of a `tf.data.Dataset`; of anything else there is nothing to count."""
     _count(_Sources.of(dataset).at_once)

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from keepstep_worker import orders
-from keepstep_worker.fit import active, advance, instrument
+from keepstep_worker import draws, orders
+from keepstep_worker.fit import active, instrument
 from keepstep_worker.fit_state import tensorflow_generator
 from keepstep_worker.training import optimizers_of
 
@@ -22,6 +22,7 @@ def install(module: Any) -> None:
     instrument(module.Model, callbacks.CallbackList, _TfKeras(callbacks))
     _begin_at_epoch(module.Model)
     _read_past_epochs_again(module.data_adapter)
+    draws.observe(module.data_adapter, "KerasSequenceAdapter", active)
 
 
 class _TfKeras:
@@ -116,12 +117,12 @@ def _read_past_epochs_again(adapters: Any) -> None:
             if isinstance(self._adapter, adapters.TensorLikeDataAdapter) and self._steps_per_epoch is None:
                 goes_on = bool(self._adapter._shuffle)  # else the arrays, whole, in each epoch
             iterate = functools.partial(orders.begin, _dataset(self), self._dataset)
-            epochs, self._inferred_steps = fit.before_batches(iterate, self._inferred_steps, goes_on)
+            epochs, self._inferred_steps = fit.before_batches(iterate, self._inferred_steps, goes_on, self._adapter)
         if self._keepstep_unread:
             orders.note_reading(_dataset(self))
             self._keepstep_unread = False
         if epochs:
-            advance(self._keepstep_iterator, epochs * self._inferred_steps)
+            orders.advance(self._keepstep_iterator, epochs * self._inferred_steps)
         yield from steps_of(self)
 
     handlers.enumerate_epochs, handlers.steps = enumerate_epochs, steps

@@ -143,6 +143,38 @@ def shuffled() -> tuple[list[Any], list[Any]]:
     return [model], [[fitted.history for fitted in fits], losses.seen]
 
 
+class Sequence(getattr(keras.utils, "PyDataset", keras.utils.Sequence)):  # type: ignore[misc]
+    """Draws the order of its samples at each epoch's end, and noise for each batch, as many do."""
+
+    def __init__(self, size: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.size, self.order = size, np.arange(96)
+
+    def __len__(self) -> int:
+        return 96 // self.size
+
+    def __getitem__(self, index: int) -> Any:
+        at = self.order[self.size * index : self.size * (index + 1)]
+        return X[at], Y[at]
+
+    def on_epoch_end(self) -> None:
+        np.random.shuffle(self.order)
+
+
+def sequences() -> tuple[list[Any], list[Any]]:
+    """Fits of three epochs of six steps; two have their data in common."""
+    model, losses = build(), Losses()
+    common = {"epochs": 3, "callbacks": [losses], "verbose": 0}
+    data = Sequence(16)
+    fits = [
+        model.fit(data, validation_data=HELD_OUT, **common),
+        model.fit(data, shuffle=False, **common),
+        model.fit(Sequence(8), steps_per_epoch=6, **common),
+        model.fit(Sequence(16, workers=2) if NOISY else Sequence(16), class_weight={0: 1.0, 1: 2.0, 2: 1.5}, **common),
+    ]
+    return [model], [[fitted.history for fitted in fits], losses.seen]
+
+
 def pauses() -> tuple[list[Any], list[Any]]:
     """A training that a test can stop in a validation, or after one."""
     model = build()

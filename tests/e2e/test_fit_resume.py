@@ -126,7 +126,7 @@ def flavour(request: pytest.FixtureRequest) -> str:
 def undisturbed(flavour: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each case gives where there is no keepstep."""
     out = tmp_path_factory.mktemp(flavour) / "out.json"
-    command = [PYTHON, str(JOB), flavour, ",".join([*LAST_STEPS, "shuffled", "pauses", "once"]), str(out)]
+    command = [PYTHON, str(JOB), flavour, ",".join([*LAST_STEPS, "shuffled", "sequences", "pauses", "once"]), str(out)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     subprocess.run(command, env=environment, check=True, timeout=2 * DEADLINE_S, capture_output=True)
     return json.loads(out.read_text())
@@ -158,20 +158,21 @@ def test_killed_again_and_again_between_snapshots_it_ends_with_the_same_bits(
     assert job.finish() == undisturbed["several"], job.printed
 
 
+@pytest.mark.parametrize(("case", "fits"), [("shuffled", 5), ("sequences", 4)])
 def test_killed_in_later_epochs_it_goes_on_in_the_same_order_of_samples(
-    make_job: Any, undisturbed: Any, flavour: str
+    make_job: Any, undisturbed: Any, flavour: str, case: str, fits: int
 ) -> None:
     """Once in each fit, at a step of its second epoch or later; between two fits as well."""
     draw = random.Random(f"{flavour} {SEED}")
-    steps = sorted([18 * fit + draw.randrange(6, 18) for fit in range(5)] + [36])
+    steps = sorted([18 * fit + draw.randrange(6, 18) for fit in range(fits)] + [36])
     print(f"KEEPSTEP_TEST_SEED={SEED!r}: killed after steps {steps}")
-    job = make_job(flavour, "shuffled")
+    job = make_job(flavour, case)
     for step in steps:
         job.start(job.newest)
         job.wait_until(lambda progress, step=step: progress.completed_step >= step)
         job.kill()
     job.start(job.newest)
-    assert job.finish() == undisturbed["shuffled"], job.printed
+    assert job.finish() == undisturbed[case], job.printed
 
 
 def test_drained_between_two_snapshots_it_goes_on_at_the_next_step(
