@@ -29,6 +29,7 @@ SAMPLES, BATCH = 1797, 64  # of examples/digits.csv.gz, and in a step of jobs/di
 FORMS = {
     "digits": ("digits.py", [f"--steps={STEPS}"]),
     "fit": ("fit.py", [f"--epochs={STEPS // 40}", "--shuffle"]),
+    "sequence": ("fit.py", [f"--epochs={STEPS // 40}", "--sequence"]),
     "tf_keras": ("fit.py", [f"--epochs={STEPS // 40}", "--shuffle", "--legacy"]),
 }
 KINDS = ["kill"] * 5 + ["kill-agent", "kill-uploader", "kill-host"]

@@ -1,7 +1,8 @@
 """`fit` on any number of hosts, as a user writes it: `fit.py --out FOLDER [--epochs N] [--pause SECONDS]`.
 
-Dropout, BatchNorm and Adam, data unshuffled or with `--shuffle`, all seeded and deterministic; Keras 3, or with
-`--legacy` tf_keras, and no dropout. Writes this rank's final variables to FOLDER/RANK.npz.
+Dropout, BatchNorm and Adam, data unshuffled or with `--shuffle`, or a `PyDataset` with `--sequence`, all seeded and
+deterministic; Keras 3, or with `--legacy` tf_keras, and no dropout. Writes this rank's final variables to
+FOLDER/RANK.npz.
 """
 
 from __future__ import annotations
@@ -49,12 +50,31 @@ def batches(x: np.ndarray, y: np.ndarray, shuffle: bool = False) -> tf.data.Data
     return samples.batch(BATCH, drop_remainder=True).with_options(options)
 
 
+class Sequence(getattr(keras.utils, "PyDataset", keras.utils.Sequence)):  # type: ignore[misc]
+    """Shuffles its samples at each epoch's end; Keras shuffles the batches."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
+        super().__init__()
+        self.x, self.y, self.order = x, y, np.arange(len(x))
+
+    def __len__(self) -> int:
+        return len(self.x) // BATCH
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        at = self.order[BATCH * index : BATCH * (index + 1)]
+        return self.x[at], self.y[at]
+
+    def on_epoch_end(self) -> None:
+        np.random.shuffle(self.order)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--pause", type=float, default=0.02)
     parser.add_argument("--shuffle", action="store_true")
+    parser.add_argument("--sequence", action="store_true")
     parser.add_argument("--legacy", action="store_true")
     parser.add_argument("--gate", help="see common.py")
     parser.add_argument("--loose", action="store_true", help="leave op determinism off, so that gradients can be timed")
@@ -70,8 +90,9 @@ def main() -> None:
         model = build_model()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["accuracy"])
+    train = x[:TRAIN], y[:TRAIN]
     history = model.fit(
-        batches(x[:TRAIN], y[:TRAIN], args.shuffle),
+        Sequence(*train) if args.sequence else batches(*train, args.shuffle),
         epochs=args.epochs,
         validation_data=batches(x[TRAIN:], y[TRAIN:]),
         callbacks=[Pace(args.pause)],
