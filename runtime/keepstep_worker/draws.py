@@ -68,28 +68,32 @@ class Draws:
 
     def turn(self, name: str, hook: Callable[[], None]) -> None:
         """Call the hook of an epoch's begin or end."""
-        if self._has(name):
-            self._prepare(f"{name} {self._turns[name]}")
-            self._turns[name] += 1
-        hook()
+        if not self._has(name):
+            hook()
+            return
+        self._draw(f"{name} {self._turns[name]}", hook)
+        self._turns[name] += 1
 
-    def shuffle(self, shuffle: Callable[[Any], None], batches: Any) -> None:
+    def shuffle(self, shuffle: Callable[[], None]) -> None:
         """Have the numbers of the data's batches shuffled."""
         if self._goes_on:
-            self._prepare(f"shuffle pass {self._passes}")
+            self._draw(f"shuffle pass {self._passes}", shuffle)
             self._passes += 1
         else:
-            self._prepare(f"shuffle {self._epoch} {self._shuffles}")
+            self._draw(f"shuffle {self._epoch} {self._shuffles}", shuffle)
             self._shuffles += 1
-        shuffle(batches)
 
-    def _prepare(self, key: str) -> None:
-        """Set the generators as they were before this draw; where it is done for the first time, keep their states."""
+    def _draw(self, key: str, draw: Callable[[], None]) -> None:
+        """Draw from the generators as they were; those that are drawn from for the first time are kept as they are."""
         if key in self._states:
             fit_state.restore_random_state(self._states[key])
-        else:
-            self._states[key] = fit_state.random_state()
-            self.encoded = codec.dumps(self._states)
+            draw()
+            return
+        before = fit_state.random_state()
+        draw()
+        after = {name: codec.dumps(state) for name, state in fit_state.random_state().items()}
+        self._states[key] = {name: state for name, state in before.items() if codec.dumps(state) != after.get(name)}
+        self.encoded = codec.dumps(self._states)
 
     def _has(self, name: str) -> bool:
         """Whether the data has such a hook of its own: Keras's do nothing."""
@@ -143,4 +147,4 @@ class _Random:
         if fit is None:
             self._module.shuffle(batches)
         else:
-            fit.draws.shuffle(self._module.shuffle, batches)
+            fit.draws.shuffle(functools.partial(self._module.shuffle, batches))

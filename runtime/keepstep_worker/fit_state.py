@@ -76,11 +76,13 @@ def restore_random_from(view: SlabView, rank: int) -> None:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Set the generators to what `random_state` returned."""
+    """Set the generators to what `random_state` returned, or some of them to their part of it."""
     import numpy
 
-    random.setstate(_unpack(state["python"]))
-    numpy.random.set_state(state["numpy"])
+    if "python" in state:
+        random.setstate(_unpack(state["python"]))
+    if "numpy" in state:
+        numpy.random.set_state(state["numpy"])
     generator = _context_generator()
     if generator is not None and "tensorflow" in state:
         generator.setstate(_unpack(state["tensorflow"]))
