@@ -31,9 +31,9 @@ def install(module: Any) -> None:
     callbacks = module.callbacks_module
     instrument(module.TensorFlowTrainer, callbacks.CallbackList, _Keras3(callbacks))
     _read_past_epochs_again(module.TFEpochIterator)
-    from keras.src.trainers.data_adapters import py_dataset_adapter
-
-    draws.observe(py_dataset_adapter, "PyDatasetAdapter", active)
+    adapters = sys.modules.get("keras.src.trainers.data_adapters.py_dataset_adapter")  # which the trainer has imported
+    if adapters is not None:
+        draws.observe(adapters, "PyDatasetAdapter", active)
 
 
 def repair(module: Any) -> None:
