@@ -34,7 +34,7 @@ class Draws:
         self.encoded = codec.dumps({})
         self._data, self._adapter = data, None
         self._states: dict[str, Any] = {}
-        self._epoch, self._goes_on = 0, False
+        self._epoch, self._goes_on, self._is_aside = 0, False, False
         self._shuffles = self._passes = 0
         self._turns = dict.fromkeys(_HOOKS, 0)
 
@@ -66,6 +66,14 @@ class Draws:
             if self._has(name):
                 self.turn(name, getattr(self._data, name))
 
+    def aside(self, read: Callable[[], Any]) -> None:
+        """Read data for something else than the epoch's training; what that draws is of no order."""
+        self._is_aside = True
+        try:
+            read()
+        finally:
+            self._is_aside = False
+
     def turn(self, name: str, hook: Callable[[], None]) -> None:
         """Call the hook of an epoch's begin or end."""
         if not self._has(name):
@@ -76,7 +84,9 @@ class Draws:
 
     def shuffle(self, shuffle: Callable[[], None]) -> None:
         """Have the numbers of the data's batches shuffled."""
-        if self._goes_on:
+        if self._is_aside:
+            shuffle()
+        elif self._goes_on:
             self._draw(f"shuffle pass {self._passes}", shuffle)
             self._passes += 1
         else:

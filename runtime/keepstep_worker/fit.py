@@ -223,7 +223,7 @@ class Fit:
             replay, size = past * goes_on, size or self.resume.size or None
             if self.resume.batch == 0:
                 if not self._is_built():
-                    self._model.train_function(iterate())
+                    self.draws.aside(lambda: self._model.train_function(iterate()))
                 self._restore(self.resume)
         orders.catch_up(data, self.orders)
         if not (goes_on and self.orders):

@@ -131,6 +131,15 @@ def test_a_batch_that_is_read_before_the_epoch_begins_takes_nothing_of_its_order
     assert train(2, first.draws.encoded)[1] == wanted
 
 
+def test_a_batch_that_is_read_to_build_the_model_before_the_state_is_put_back_is_of_no_order() -> None:
+    random.seed(1)
+    first = Fit(Samples())
+    first.draws.aside(lambda: first.module.random.shuffle([*range(BATCHES)]))
+    wanted = first.epoch(0, ends=False)
+    random.seed(2)
+    assert Fit(Samples(), first.draws.encoded).epoch(0, ends=False) == wanted
+
+
 def test_of_orders_that_are_over_nothing_is_kept() -> None:
     fit = Fit(Samples())
     for number in range(3):
