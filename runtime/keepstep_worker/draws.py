@@ -12,6 +12,7 @@ a `Sequence` of tf_keras's that has several workers.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -60,11 +61,14 @@ class Draws:
         wanted = "shuffle pass " if goes_on else f"shuffle {epoch} "  # others are not done again
         self._states = {key: each for key, each in self._states.items() if key.startswith((*_HOOKS, wanted))}
 
-    def again(self, epochs: int) -> None:
-        """Call the hooks of so many epochs, as an earlier process has."""
-        for name in _HOOKS * epochs:
-            if self._has(name):
+    def again(self, epochs: int | None = None) -> None:
+        """Call the hooks again that an earlier process has called: of so many epochs, or all."""
+        for epoch in itertools.count() if epochs is None else range(epochs):
+            called = [name for name in _HOOKS if f"{name} {epoch}" in self._states]
+            for name in called:
                 self.turn(name, getattr(self._data, name))
+            if not called:
+                return
 
     def aside(self, read: Callable[[], Any]) -> None:
         """Read data for something else than the epoch's training; what that draws is of no order."""

@@ -266,7 +266,7 @@ class Fit:
         self._model.history = history
         orders.catch_up(arguments.get("x"), record.get("orders", []))
         self.draws.load(record.get("draws"))
-        self.draws.again(record.get("epochs", 0))
+        self.draws.again()
         fit_state.restore_random_state(record["random"])
         if self.ordinal == position.fit:
             training.restore_random_state()
@@ -293,7 +293,6 @@ class Fit:
             "random": fit_state.random_state(),
             "orders": orders.made(self._bound.arguments.get("x")),
             "draws": self.draws.encoded,
-            "epochs": self._epoch + 1 - self._first_epoch,
         })  # fmt: skip
         self._finished = True
         self.training.step = self.training.session.leave_step()  # data of unknown size ends in a step that it enters

@@ -144,7 +144,7 @@ def shuffled() -> tuple[list[Any], list[Any]]:
 
 
 class Sequence(getattr(keras.utils, "PyDataset", keras.utils.Sequence)):  # type: ignore[misc]
-    """Draws the order of its samples at each epoch's end, and noise for each batch, as many do."""
+    """Shuffles its samples at each epoch's end, as many do."""
 
     def __init__(self, size: int, **options: Any) -> None:
         super().__init__(**options)

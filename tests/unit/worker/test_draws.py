@@ -103,6 +103,18 @@ def test_a_new_process_draws_each_order_again(goes_on: bool) -> None:
     assert len({tuple(order) for orders in wanted for order in orders}) == 8, "and no two are alike"
 
 
+def test_of_a_fit_that_has_ended_each_hook_is_called_again_that_was_called() -> None:
+    """It stopped within its third epoch, the end of which the data was not told of."""
+    random.seed(1)
+    first = Fit(Samples())
+    for number in range(3):
+        first.epoch(number, ends=number < 2)
+    random.seed(2)
+    second = Fit(Samples(), first.draws.encoded)
+    second.draws.again()
+    assert second.data.order == first.data.order
+
+
 def test_it_is_as_without_keepstep() -> None:
     random.seed(1)
     fit = Fit(Samples())
@@ -152,8 +164,11 @@ def test_the_hooks_of_what_is_no_dataset_of_keras_are_not_called() -> None:
         def on_epoch_end(self) -> None:
             raise AssertionError("Keras does not call it either")
 
-    Draws(Other()).again(3)
-    Draws(PyDataset()).again(3)
+    for data in (Other(), PyDataset()):
+        fit = Fit(data)
+        fit.draws.begin(fit.adapter, 0, goes_on=False)
+        fit.draws.again(3)
+        fit.draws.again()
 
 
 def test_a_validation_of_other_data_is_left_alone() -> None:
