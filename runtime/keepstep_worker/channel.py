@@ -72,7 +72,7 @@ class Channel:
         Raises:
             ChannelClosed: the agent has gone.
         """
-        if not select.select([self._socket], [], [], timeout_s)[0]:
+        if timeout_s != 0 and not select.select([self._socket], [], [], timeout_s)[0]:
             return None
         room = socket.CMSG_SPACE(_DESCRIPTORS_MAX * array.array("i").itemsize)
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from typing import Any
 
 _TAG = "$"
@@ -24,6 +25,12 @@ def dumps(value: Any) -> bytes:
         CodecError: some part of it is of a type that can not be kept.
     """
     return json.dumps(_encode(value), separators=(",", ":")).encode()
+
+
+def join(encoded: Mapping[str, bytes]) -> bytes:
+    """Return what `dumps` returns of a dictionary, given what it has returned of its values."""
+    assert _TAG not in encoded, "that is another form"
+    return b"{%b}" % b",".join(b"%b:%b" % (json.dumps(key).encode(), value) for key, value in encoded.items())
 
 
 def loads(data: bytes) -> Any:

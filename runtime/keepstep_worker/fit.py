@@ -31,7 +31,7 @@ from keepstep_worker.draws import Draws
 from keepstep_worker.slab import LOCAL, REPLICATED, Tensor, size_bytes
 from keepstep_worker.slab_view import RestoreError, SlabView
 from keepstep_worker.training import POSITION, PYTHON, Flavour, Position, Training
-from keepstep_worker.variables import assign, tensors_of
+from keepstep_worker.variables import assign
 
 _HELD_BYTES_MAX = 16 << 20
 """Local tensors up to this size are kept aside while a validation runs; beyond it lie frozen weights."""
@@ -302,7 +302,6 @@ class Fit:
     def tensors(self) -> list[Tensor]:
         """Return all that is to be saved, of this moment; during a validation, of the moment before it."""
         training = self.training
-        named = [*training.named(), *((_random(name), each) for name, each in self.flavour.generators().items())]
         callbacks, arrays = self._states.save()
         python = {
             "world_size": training.session.identity.world_size,
@@ -315,13 +314,13 @@ class Fit:
         position = Position(
             self.ordinal, self._epoch, self._batch, training.step, self.begun, self._size, self._finished
         )
-        tensors = tensors_of(named, training.blobs)
+        tensors = training.tensors((_random(name), each) for name, each in self.flavour.generators().items())
         tensors.append(training.blobs.tensor(POSITION, codec.dumps(tuple(position))))
         tensors.append(training.blobs.tensor(PYTHON, codec.dumps(python)))
         tensors += fit_state.random_tensors(training.blobs)
         tensors.append(training.fits_tensor())
         tensors += [fit_state.array_tensor(key, array) for key, array in arrays.items()]
-        return [self._held.get(tensor.key, tensor) for tensor in tensors]
+        return [self._held.get(tensor.key, tensor) for tensor in tensors] if self._held else tensors
 
     def _ahead(self) -> int:
         """Return how many batches the coming call of the train function takes."""

@@ -52,11 +52,10 @@ def random_tensors(blobs: Blobs) -> list[Tensor]:
 
     By the fingerprints it can be told, without reading the states, in which of them ranks differ.
     """
-    state = random_state()
-    tensors = [blobs.tensor(RANDOM, codec.dumps(state))]
-    for name, each in state.items():
-        fingerprint = newcomer.fold(codec.dumps(each), 0, _FINGERPRINT_BYTES)
-        write = partial(fill, source=fingerprint)
+    encoded = {name: codec.dumps(each) for name, each in random_state().items()}
+    tensors = [blobs.tensor(RANDOM, codec.join(encoded))]
+    for name, each in encoded.items():
+        write = partial(fill, source=newcomer.fold(each, 0, _FINGERPRINT_BYTES))
         tensors.append(Tensor(f"{RANDOM}/{name}", "U8", (_FINGERPRINT_BYTES,), write))
     return tensors
 

@@ -18,7 +18,6 @@ from keepstep_worker.identity import KEEP_LOCAL
 from keepstep_worker.session import Session
 from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, Tensor
 from keepstep_worker.slab_view import RestoreError, SlabView
-from keepstep_worker.strings import is_string
 from keepstep_worker.waits import Waits
 from keepstep_worker.wire import PHASE_JOINED, StepTimes
 
@@ -72,8 +71,7 @@ class Run:
         self._tracked, self._collected = False, 0
         self._listed: dict[str, Any] = {}
         self._taken: set[str] = set()
-        self._tensors: list[Tensor] = []
-        self._strings: list[state.Named] = []
+        self._described: state.Described | None = None
         self._stateful: dict[str, Any] = {}
         self._blobs = Blobs()
         self._datasets: list[Dataset] = []
@@ -231,7 +229,7 @@ class Run:
             else:
                 raise TypeError(f"{name} is a {type(thing).__name__}, which can not be tracked")
         if self._session is not None:
-            self._describe(named)
+            self._described = state.Described(named, self._blobs)
             self._restore(self._session, named, generators)
             self._session.set_provider(self._collect)
             self._session.announce()
@@ -268,22 +266,15 @@ class Run:
     def _times(self, session: Session) -> StepTimes:
         return StepTimes(data_ready_ns=self._waits.over_ns(session.start_ns))
 
-    def _describe(self, named: list[state.Named]) -> None:
-        """Variables of strings are described anew for each snapshot: their bytes differ in length."""
-        by_kind: tuple[list[state.Named], ...] = ([], [])
-        for each in named:
-            by_kind[is_string(state.local_components(each[1])[0])].append(each)
-        self._tensors, self._strings = state.tensors_of(by_kind[False], self._blobs), by_kind[True]
-
     def _collect(self) -> list[Tensor]:
         self._collected += 1
         if self._collected == 2:  # the first one is announced before any step
             late = state.name_late(self._listed, self._taken)
             if late:
                 raise RuntimeError(f"made after track(), so that it would not be saved: {', '.join(late[:8])}")
+        assert self._described is not None, "track() has described them"
         blobs = [self._blobs.tensor(key, codec.dumps(thing.state())) for key, thing in self._stateful.items()]
-        blobs += state.tensors_of(self._strings, self._blobs)
-        return [*self._tensors, *blobs, *fit_state.random_tensors(self._blobs)]
+        return [*self._described.tensors(), *blobs, *fit_state.random_tensors(self._blobs)]
 
     def _restore(self, session: Session, named: list[state.Named], generators: list[str]) -> None:
         view = session.restored()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from keepstep_worker import codec, fit_state, newcomer, probe
 from keepstep_worker.session import Session
 from keepstep_worker.slab import LOCAL, REPLICATED, Blobs, Tensor
 from keepstep_worker.slab_view import RestoreError, SlabView
-from keepstep_worker.variables import Named, name_variables
+from keepstep_worker.variables import Described, Named, name_variables
 
 POSITION = REPLICATED + "keepstep/position"
 PYTHON = LOCAL + "keepstep/python"
@@ -135,6 +136,9 @@ class Training:
         self.python: dict[str, Any] = {}
         self.saved_by = 0
         self._fits_payload: tuple[int, bytes] = (-1, b"")
+        self._listed: list[_Listed] = []
+        self._named: list[Named] = []
+        self._described: Described | None = None
         if self.view is not None:
             if POSITION not in self.view:
                 raise RestoreError(f"the state of step {self.view.step} was saved by a loop of the script, not by fit")
@@ -177,23 +181,50 @@ class Training:
         return _prefixes(len(self.models) - 1)
 
     def named(self) -> list[Named]:
-        """Name the variables of all models that are still in use."""
-        taken: set[str] = set()
-        named: list[Named] = []
-        for index, (reference, flavour) in enumerate(self.models):
-            model = reference()
-            if model is None:
-                continue
-            in_model, in_optimizer = _prefixes(index)
-            named += name_variables(in_model, flavour.replicated(model), flavour.local(model), taken)
-            named += name_variables(in_optimizer, flavour.optimizer(model), (), taken)
-        return named
+        """Name the variables of all models that are still in use; the very same list while they are the same."""
+        listed = [
+            _Listed(ordinal, *map(list, (flavour.replicated(model), flavour.local(model), flavour.optimizer(model))))
+            for ordinal, (reference, flavour) in enumerate(self.models)
+            if (model := reference()) is not None
+        ]
+        if not _are_same(listed, self._listed):
+            self._listed, self._named, taken = listed, [], set[str]()
+            for ordinal, replicated, local, optimizer in listed:
+                in_model, in_optimizer = _prefixes(ordinal)
+                self._named += name_variables(in_model, replicated, local, taken)
+                self._named += name_variables(in_optimizer, optimizer, (), taken)
+        return self._named
+
+    def tensors(self, others: Iterable[Named]) -> list[Tensor]:
+        """Return the tensors of what `named` returns and of others; they are described again where these are new."""
+        named = [*self.named(), *others]
+        if self._described is None or not self._described.is_of(named):
+            self._described = Described(named, self.blobs)
+        return self._described.tensors()
 
     def fits_tensor(self) -> Tensor:
         """Return what is kept of the finished fits; encoded anew only when one was added."""
         if self._fits_payload[0] != len(self.fits):
             self._fits_payload = len(self.fits), codec.dumps(self.fits)
         return self.blobs.tensor(FITS, self._fits_payload[1])
+
+
+class _Listed(NamedTuple):
+    """A model's variables, as a flavour lists them."""
+
+    ordinal: int
+    replicated: list[Any]
+    local: list[Any]
+    optimizer: list[Any]
+
+
+def _are_same(some: Sequence[_Listed], others: Sequence[_Listed]) -> bool:
+    """Whether they have the very same variables; two that are not, TensorFlow would compare by their values."""
+    return len(some) == len(others) and all(
+        one.ordinal == other.ordinal
+        and all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in zip(one[1:], other[1:]))
+        for one, other in zip(some, others)
+    )
 
 
 def _prefixes(index: int) -> tuple[str, str]:

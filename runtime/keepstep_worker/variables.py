@@ -170,6 +170,28 @@ def tensors_of(named: Iterable[Named], blobs: Blobs) -> list[Tensor]:
     return tensors
 
 
+class Described:
+    """Variables as tensors, described once; those of strings anew each time, as their bytes differ in length."""
+
+    def __init__(self, named: Sequence[Named], blobs: Blobs) -> None:
+        """See `tensors_of`."""
+        by_kind: tuple[list[Named], ...] = ([], [])
+        for each in named:
+            by_kind[is_string(local_components(each[1])[0])].append(each)
+        self._named, self._blobs = named, blobs
+        self._tensors, self._strings = tensors_of(by_kind[False], blobs), by_kind[True]
+
+    def is_of(self, named: Sequence[Named]) -> bool:
+        """Whether these are the very same variables, by the same keys."""
+        return len(named) == len(self._named) and all(
+            a is b or (a[0] == b[0] and a[1] is b[1]) for a, b in zip(named, self._named)
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """Return them as of this moment."""
+        return [*self._tensors, *tensors_of(self._strings, self._blobs)]
+
+
 def assign(
     view: SlabView,
     named: Sequence[Named],

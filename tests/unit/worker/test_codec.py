@@ -39,6 +39,11 @@ def test_what_was_kept_comes_back(value):
     assert same(codec.loads(codec.dumps(value)), value)
 
 
+@given(st.dictionaries(st.text().filter(lambda key: key != "$"), values))
+def test_a_dictionary_of_what_is_encoded_already_is_the_same_bytes(whole):
+    assert codec.join({key: codec.dumps(value) for key, value in whole.items()}) == codec.dumps(whole)
+
+
 def test_what_is_no_number_or_beyond_numbers_comes_back():
     found = codec.loads(codec.dumps([math.nan, math.inf, -math.inf, -0.0, 2**200]))
     assert math.isnan(found[0])

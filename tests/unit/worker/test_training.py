@@ -1,13 +1,16 @@
-"""Where a fit goes on in a world of another size than the one that saved."""
+"""Where a fit goes on in a world of another size than the one that saved, and which variables are its state."""
 
 from __future__ import annotations
+
+import types
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep_worker.slab_view import RestoreError
-from keepstep_worker.training import Position, convert_position
+from keepstep_worker.training import Position, Training, convert_position
 
 
 def at(batch: int, size: int, **more: int) -> Position:
@@ -66,3 +69,73 @@ def test_less_than_an_execution_is_trained_again_and_no_sample_is_left_out_of_ba
     trained, counted = position.batch * local_batch * saved_by, found.batch * local_batch * now
     assert trained - execution_steps * local_batch * now < counted <= trained
     assert found._replace(batch=0, size=0) == position._replace(batch=0, size=0)
+
+
+class Variable:
+    """As much of one as is looked at. TensorFlow compares the values of two, element by element."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("values were compared")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Model:
+    """What a flavour finds in it is what stands here."""
+
+    def __init__(self, *names: str) -> None:
+        self.replicated = [Variable(name) for name in names]
+        self.local: list[Variable] = []
+        self.optimizer: list[Variable] = []
+
+
+FLAVOUR: Any = types.SimpleNamespace(
+    replicated=lambda model: model.replicated, local=lambda model: model.local, optimizer=lambda model: model.optimizer
+)
+
+
+@pytest.fixture
+def training() -> Training:
+    session: Any = types.SimpleNamespace(restored=lambda: None, identity=types.SimpleNamespace(world_size=1))
+    return Training(session)
+
+
+def keys(training: Training) -> list[str]:
+    return [key for key, _ in training.named()]
+
+
+def test_variables_are_named_once_while_they_are_the_same(training):
+    model, other = Model("dense/kernel", "dense/bias"), Model("dense/kernel")
+    training.prefixes_of(model, FLAVOUR)
+    training.prefixes_of(other, FLAVOUR)
+    named = training.named()
+    assert training.named() is named
+    assert keys(training) == [
+        "replicated/model/dense/kernel", "replicated/model/dense/bias", "replicated/model2/dense/kernel",
+    ]  # fmt: skip
+
+
+def test_variables_that_change_in_number_class_or_identity_are_named_anew(training):
+    model = Model("dense/kernel", "dense/bias")
+    training.prefixes_of(model, FLAVOUR)
+    assert keys(training) == ["replicated/model/dense/kernel", "replicated/model/dense/bias"]
+    model.optimizer = [Variable("adam/iteration")]  # made by the first step
+    assert keys(training)[2:] == ["replicated/optimizer/adam/iteration"]
+    model.local.append(model.replicated.pop(0))  # frozen
+    assert keys(training)[:2] == ["replicated/model/dense/bias", "local/model/dense/kernel"]
+    model.local[0] = Variable("dense/kernel")
+    assert dict(training.named())["local/model/dense/kernel"] is model.local[0]
+    model.replicated.append(model.local[0])  # stands in both lists, as one that was thawed may
+    assert keys(training)[:2] == ["replicated/model/dense/bias", "replicated/model/dense/kernel"]
+
+
+def test_variables_of_a_model_that_is_no_more_are_not_saved(training):
+    models = [Model("kept"), Model("dropped"), Model("kept")]
+    for model in models:
+        training.prefixes_of(model, FLAVOUR)
+    assert len(training.named()) == 3
+    del models[1], model
+    assert keys(training) == ["replicated/model/kept", "replicated/model3/kept"]
