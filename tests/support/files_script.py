@@ -30,7 +30,7 @@ def save(folder: Path, golden: Path, number: int) -> None:
     under_way = folder / f"{NAME}-{number}_temp"
     under_way.mkdir(parents=True, exist_ok=True)
     for path in sorted(golden.glob("ckpt-7.*")):
-        part = under_way / "part"
+        part = under_way / f"part-00000-of-00001{path.suffix}"
         part.write_bytes(path.read_bytes())
         part.rename(folder / path.name.replace("ckpt-7", f"{NAME}-{number}"))
     under_way.rmdir()

@@ -100,6 +100,43 @@ def test_verifying(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert told[1].startswith(f"1-30-r: {spoilt.relative_to(place)}: CRC32C")
 
 
+def test_a_head_that_is_wrong_is_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = place / "job" / "HEAD.json"
+    head = json.loads(path.read_text())
+    path.write_text(json.dumps(head | {"digest": "crc32c:00000000"}))
+    assert keepstep("verify", place) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"HEAD: its digest is crc32c:00000000, that of 2-40-r {head['digest']}", "2-40-r: sound",
+    ]  # fmt: skip
+    path.write_text(json.dumps(head))
+    (place / head["manifest"]).unlink()
+    assert keepstep("verify", place, "all") == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"HEAD: it names {head['manifest']}, which is not there", "1-30-r: sound", "1-20-r: sound",
+    ]  # fmt: skip
+
+
+def test_a_newest_one_that_can_not_be_read_is_told_not_passed_over(place: Path, tmp_path: Path, capsys) -> None:
+    (place / "job/manifests/2-40-r.json").write_text("{}")
+    assert keepstep("ls", place) == 0
+    assert "newest, " in capsys.readouterr().out.splitlines()[1]
+    assert keepstep("copy", place, tmp_path / "one") == 1
+    assert "2-40-r: not copied: " in capsys.readouterr().err
+    assert keepstep("copy", place, tmp_path / "all", "all") == 1
+    told = capsys.readouterr()
+    assert told.out.splitlines() == ["1-20-r: copied", "1-30-r: copied"]
+    assert "2-40-r: not copied: " in told.err
+    assert keepstep("verify", tmp_path / "all", "all") == 0
+
+
+def test_nothing_is_pruned_where_the_newest_can_not_be_read(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "job/manifests/2-40-r.json").write_text("{}")
+    before = sorted(place.rglob("*"))
+    assert keepstep("prune", place, "--keep-last", 1) == 1
+    assert "keepstep: " in capsys.readouterr().err
+    assert sorted(place.rglob("*")) == before
+
+
 def test_comparing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert keepstep("diff", place, 30, "1-30-r") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "0 of 2 tensors differ"

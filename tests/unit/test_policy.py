@@ -300,3 +300,16 @@ def test_the_knobs_are_few_and_each_has_a_unit_a_failure_and_a_description():
     told = {name for name, knob in found.items() if all(knob.get(key) for key in ("unit", "failure", "description"))}
     assert set(found) - told == set()
     assert {name for name, knob in found.items() if knob["required"]} == set()
+
+
+KNOBS_OF_SECONDS_OR_A_RATE = ("hang.deadline", "health.repeat", "interruption.max_runtime", "checkpoint.s3.upload_rate")
+
+
+@pytest.mark.parametrize("knob", KNOBS_OF_SECONDS_OR_A_RATE)
+@pytest.mark.parametrize("number", [-1.0, 0.001, float("inf"), float("-inf"), float("nan")])
+def test_numbers_without_a_unit_are_held_to_the_same_bounds(knob, number):
+    *sections, name = knob.split(".")
+    values: dict[str, object] = {name: number}
+    for section in reversed(sections):
+        values = {section: values}
+    assert name in refusal(values)

@@ -12,7 +12,7 @@ from typing import Any
 from keepstep.adapters.clock import unix_time
 from keepstep.app import exporting, kept_files
 from keepstep.app.picking import STEP, find, open_store
-from keepstep.app.showing import cell, counter, date, progress, size, table
+from keepstep.app.showing import cell, counter, date, progress, size, standing, table, told_of_head, told_of_unread
 from keepstep.app.told_store import ToldStore
 from keepstep.checkpoint import catalogue, reading
 from keepstep.checkpoint.catalogue import Listed
@@ -153,7 +153,7 @@ def _ls(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     cells = [
         [
             str(row["step"]), str(row["generation"]), cell(row["hosts"]), size(row["bytes"]), cell(row["created"]),
-            str(row["name"]), "newest" if row["newest"] else str(row["trouble"]),
+            str(row["name"]), standing(row),
         ]
         for row in rows
     ]  # fmt: skip
@@ -188,8 +188,9 @@ def _show(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
 
 
 def _verify(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
-    listed = {each.label: each for wanted in options.step for each in _find(store, job, wanted)}
-    bad = 0
+    every = catalogue.checkpoints(store, job)
+    listed = {each.label: each for wanted in options.step for each in find(every, job, wanted)}
+    bad = told_of_head(catalogue.head_trouble(store, job, every))
     for name, each in listed.items():
         wrong = [each.trouble] if each.manifest is None else []
         if each.manifest is not None:
@@ -213,20 +214,22 @@ def _diff(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
 
 def _copy(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     target = open_store(options.target, options.target_endpoint, "TARGET", options.encryption)
-    found = [each for each in reversed(_find(store, job, options.step)) if each.manifest is not None]
-    for each in found:
-        assert each.manifest is not None
-        with progress(each.label, sum(stored.size_bytes for stored in each.manifest.objects)) as told:
-            catalogue.copy(store, each.manifest, target, told)
+    newest, unread = None, 0
+    for each in reversed(_find(store, job, options.step)):
+        if each.manifest is None:
+            unread += told_of_unread(each.label, each.trouble)
+            continue
+        newest = each.manifest
+        with progress(each.label, sum(stored.size_bytes for stored in newest.objects)) as told:
+            catalogue.copy(store, newest, target, told)
         print(f"{each.label}: copied")
-    newest = found[-1].manifest if found else None
     try:
         if newest is not None:
             commit(target, newest)
     except (Fenced, StaleStep) as error:
         print(f"keepstep: {options.target}: HEAD stays as it is: {error}", file=sys.stderr)
         return 1
-    return 0
+    return 1 if unread else 0
 
 
 def _prune(store: ObjectStore, job: str, options: argparse.Namespace) -> int:

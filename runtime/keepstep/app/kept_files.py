@@ -7,7 +7,7 @@ import json
 import sys
 
 from keepstep.app.picking import find, open_store
-from keepstep.app.showing import cell, date, progress, size, table
+from keepstep.app.showing import cell, date, progress, size, standing, table, told_of_head, told_of_unread
 from keepstep.app.told_store import ToldStore
 from keepstep.checkpoint import catalogue
 from keepstep.checkpoint.commit import Fenced, StaleStep, commit
@@ -15,6 +15,7 @@ from keepstep.checkpoint.files.watched import Tree
 from keepstep.checkpoint.filing.keeping import verify_files
 from keepstep.checkpoint.filing.manifest import FilesManifest
 from keepstep.checkpoint.filing.put_back import put_back
+from keepstep.checkpoint.keys import files_line
 from keepstep.checkpoint.strict_json import MalformedDocument
 from keepstep.errors import ConfigError
 from keepstep.ports.store import ObjectStore
@@ -41,7 +42,7 @@ def ls(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     cells = [
         [
             str(row["number"]), str(row["generation"]), size(row["bytes"]), cell(row["created"]), str(row["name"]),
-            cell(row["sets"]), "newest" if row["newest"] else str(row["trouble"]),
+            cell(row["sets"]), standing(row),
         ]
         for row in rows
     ]  # fmt: skip
@@ -70,7 +71,7 @@ def verify(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     """Read them back, every byte."""
     listed = catalogue.files_checkpoints(store, job)
     found = {each.label: each for wanted in options.step for each in find(listed, job, wanted)}
-    bad = 0
+    bad = told_of_head(catalogue.head_trouble(store, files_line(job), listed))
     for name, each in found.items():
         wrong = [each.trouble]
         if each.manifest is not None:
@@ -84,20 +85,22 @@ def verify(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
 def copy(store: ObjectStore, job: str, options: argparse.Namespace) -> int:
     """Copy them to another store."""
     target = open_store(options.target, options.target_endpoint, "TARGET", options.encryption)
-    newest = None
+    newest, unread = None, 0
     for each in reversed(find(catalogue.files_checkpoints(store, job), job, options.step)):
-        if each.manifest is not None:
-            newest = each.manifest
-            with progress(each.label, newest.size_bytes) as told:
-                catalogue.copy_files(store, newest, target, told)
-            print(f"{each.label}: copied")
+        if each.manifest is None:
+            unread += told_of_unread(each.label, each.trouble)
+            continue
+        newest = each.manifest
+        with progress(each.label, newest.size_bytes) as told:
+            catalogue.copy_files(store, newest, target, told)
+        print(f"{each.label}: copied")
     try:
         if newest is not None:
             commit(target, newest)
     except (Fenced, StaleStep) as error:
         print(f"keepstep: {options.target}: HEAD stays as it is: {error}", file=sys.stderr)
         return 1
-    return 0
+    return 1 if unread else 0
 
 
 def export(store: ObjectStore, job: str, options: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from threading import Lock
@@ -80,3 +80,21 @@ def size(size_bytes: object) -> str:
 def date(unix: int) -> str:
     """Seconds since 1970 as a date in UTC."""
     return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def standing(row: Mapping[str, object]) -> str:
+    """What a list says of a checkpoint: whether it is the newest, and what is wrong with it."""
+    return ", ".join(text for text in ("newest" if row["newest"] else "", str(row["trouble"])) if text)
+
+
+def told_of_head(trouble: str) -> int:
+    """Say what is wrong with HEAD; returns 1 where something is."""
+    if trouble:
+        print(f"HEAD: {trouble}")
+    return 1 if trouble else 0
+
+
+def told_of_unread(label: str, trouble: str) -> int:
+    """Say that a checkpoint is not copied, since its manifest can not be read; returns 1."""
+    print(f"keepstep: {label}: not copied: {trouble}", file=sys.stderr)
+    return 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -62,6 +62,24 @@ def checkpoints(store: ObjectStore, job: str) -> tuple[Listed[Manifest], ...]:
 def files_checkpoints(store: ObjectStore, job: str) -> tuple[Listed[FilesManifest], ...]:
     """All checkpoints of the script's own files, likewise."""
     return _listed(store, files_line(job), read_files_manifest)
+
+
+def head_trouble(store: ObjectStore, line: str, listed: Sequence[Listed[Document]]) -> str:
+    """What is wrong with a line's HEAD beside the checkpoints themselves; empty where nothing is.
+
+    Raises:
+        MalformedDocument: HEAD can not be read.
+        StoreError: the store's own.
+    """
+    head = read_head(store, line).head
+    if head is None or not head.manifest:
+        return ""
+    newest = next((each for each in listed if each.is_newest), None)
+    if newest is None:
+        return f"it names {head.manifest}, which is not there"
+    if newest.manifest is not None and newest.manifest.digest != head.digest:
+        return f"its digest is {head.digest}, that of {newest.label} {newest.manifest.digest}"
+    return ""
 
 
 def _listed(

@@ -81,6 +81,7 @@ def sweep(store: ObjectStore, job: str, generation: int | None, retention: Reten
 
     Raises:
         Fenced: HEAD belongs to a newer generation.
+        MalformedDocument, NotFound: what HEAD names can not be gone on from: nothing older is deleted then.
         StoreError: the store's own.
     """
     head, old = read_head(store, job).head, now_unix - retention.grace_s
@@ -89,12 +90,14 @@ def sweep(store: ObjectStore, job: str, generation: int | None, retention: Reten
     if generation is not None and head.generation > generation:
         raise Fenced(f"HEAD belongs to generation {head.generation}, this is {generation}")
     committed = parse_manifest_key(job, head.manifest)
+    if committed is not None:
+        read_manifest(store, job, head.manifest)
     names = {name for key in store.list(manifests_prefix(job)) if (name := parse_manifest_key(job, key)) is not None}
     reading = {name for key in retention.restoring if (name := parse_manifest_key(job, key)) is not None}
     held = reading if committed is None else {*reading, committed}
-    doomed = plan_retention(names, retention.keep_last, retention.keep_every, held)
-    # A manifest newer than HEAD's may be about to be named by it.
-    doomed = frozenset(name for name in doomed if committed is not None and name < committed)
+    # A manifest newer than HEAD's may be about to be named by it, or never be.
+    line = {name for name in names if committed is not None and name <= committed}
+    doomed = plan_retention(line, retention.keep_last, retention.keep_every, held)
     objects = sum(_delete_checkpoint(store, job, name) for name in sorted(doomed))
     alive = {(name.generation, name.step) for name in names - doomed}
     for key in _garbage(store, job, alive, committed):

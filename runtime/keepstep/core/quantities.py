@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -147,7 +148,7 @@ def parse_rate(value: object) -> float | None:
     """
     if value == "off":
         return None
-    if isinstance(value, float):
+    if isinstance(value, float) and _is_at_least(_BYTES["MB"], value):
         return value
     match = _RATE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None or float(match[1]) * _BYTES[match[2]] < _BYTES["MB"]:
@@ -165,7 +166,7 @@ def parse_deadline(value: object) -> str | float:
     Raises:
         ValueError: it is neither, or less than a second.
     """
-    if isinstance(value, float) or value in ("auto", "off"):
+    if (isinstance(value, float) and _is_at_least(1.0, value)) or (isinstance(value, str) and value in ("auto", "off")):
         return value
     return _a_second_or_more(value, "auto, off, or a duration of 1s or more as 2min")
 
@@ -178,9 +179,14 @@ def parse_seconds_or_off(value: object) -> float | None:
     """
     if value == "off":
         return None
-    if isinstance(value, float):
+    if isinstance(value, float) and _is_at_least(1.0, value):
         return value
     return _a_second_or_more(value, "off, or a duration of 1s or more as 6h")
+
+
+def _is_at_least(least: float, value: float) -> bool:
+    """Whether a number that was read already, or stands there without a unit, may be what is wanted."""
+    return math.isfinite(value) and value >= least
 
 
 def _a_second_or_more(value: object, wanted: str) -> float:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.adapters.store_memory import MemoryStore
-from keepstep.checkpoint.commit import Fenced, commit, read_head
+from keepstep.checkpoint.commit import Fenced, commit, put_manifest, read_head
 from keepstep.checkpoint.keys import ManifestName, local_key, tensors_key
 from keepstep.checkpoint.retention import Retention, Swept, plan_retention, sweep
 from keepstep.ports.store import StoreUnavailable
@@ -187,3 +187,13 @@ def test_a_new_commit_after_a_sweep_goes_on():
     sweep(store, "job", 1, Retention(1, grace_s=0), LATER)
     commit(store, coming)
     assert local_key("job", coming.name, 0) in set(store.list(""))
+
+
+def test_what_head_never_named_is_none_of_those_to_keep():
+    store = memory_store()
+    for step in (10, 20):
+        committed(store, 1, step)
+    for step in (30, 40):
+        put_manifest(store, stored_checkpoint(store, ManifestName(1, step, "r")))
+    assert sweep(store, "job", 1, Retention(2), NOW).manifests == 0
+    assert read_head(store, "job").head.step == 20

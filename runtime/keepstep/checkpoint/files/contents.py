@@ -8,13 +8,24 @@ from pathlib import Path
 
 from keepstep.checkpoint.files.bundle import check_bundle, check_tensors
 from keepstep.checkpoint.files.keras_files import check_hdf5, check_keras
-from keepstep.checkpoint.files.sets import BACKUP_METADATA, FileSet, Kind, ListedFile, Remains, find_sets
+from keepstep.checkpoint.files.sets import (
+    BACKUP_METADATA,
+    FileSet,
+    Kind,
+    ListedFile,
+    Remains,
+    find_sets,
+    is_index,
+    is_saved_part,
+)
 from keepstep.checkpoint.files.state_file import STATE_BYTES_MAX, STATE_NAME, NamedCheckpoints, parse_state
+from keepstep.checkpoint.files.table import MAGIC_BYTES
 from keepstep.checkpoint.files.unfit import UnfitFile
 from keepstep.checkpoint.strict_json import MalformedDocument, parse_object
 
 METADATA_BYTES_MAX = 1 << 20
 LISTED_MAX = 100_000
+_SAVING_SUFFIX = "_temp"
 
 
 def listed(name: str, status: os.stat_result) -> ListedFile:
@@ -46,7 +57,7 @@ def read_listing(folder: Path) -> tuple[ListedFile, ...]:
 
 
 def read_state(folder: Path) -> NamedCheckpoints:
-    """What the folder's `checkpoint` file names; nothing where there is none.
+    """What the folder's `checkpoint` file names; nothing where there is none, or a folder of that name.
 
     Raises:
         UnfitFile: it can not be read.
@@ -54,10 +65,33 @@ def read_state(folder: Path) -> NamedCheckpoints:
     path = folder / STATE_NAME
     try:
         return parse_state(_read_small(path, STATE_BYTES_MAX).decode("utf-8", "surrogateescape"))
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return NamedCheckpoints()
     except OSError as error:
         raise UnfitFile(path, f"{error.strerror}", "a state file, or none") from error
+
+
+def is_under_way(folder: Path) -> bool:
+    """Whether TensorFlow was saving into a folder: it is called after the prefix, and holds nothing but parts."""
+    if not folder.name.endswith(_SAVING_SUFFIX):
+        return False
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    return bool(names) and all(map(is_saved_part, names))
+
+
+def is_torn(folder: Path, name: str) -> bool:
+    """Whether a file that by its name is left of a torn set may be: a lone `.index` can be anybody's."""
+    if not is_index(name):
+        return True
+    try:
+        with (folder / name).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - len(MAGIC_BYTES)))
+            return file.read() == MAGIC_BYTES
+    except OSError:
+        return False
 
 
 def read_sets(folder: Path, remains: Remains | None = None) -> tuple[FileSet, ...]:

@@ -10,6 +10,7 @@ version 0 too, where HDF5 itself ignores them and opens what is left.
 
 from __future__ import annotations
 
+import lzma
 import os
 import struct
 import zipfile
@@ -45,7 +46,7 @@ def check_keras(path: Path) -> None:
                     _check_superblock(head, info.file_size, f"{path}, {info.filename}")
     except OSError as error:
         raise UnfitFile(path, f"{error.strerror or error}", "a .keras archive") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, struct.error) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError, struct.error) as error:
         raise UnfitFile(path, f"{error}", "a .keras archive whose parts are as they were written") from error
 
 

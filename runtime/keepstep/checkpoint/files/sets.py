@@ -21,18 +21,20 @@ BACKUP_WEIGHTS, BACKUP_METADATA = "latest.weights.h5", "training_metadata.json"
 KERAS_SUFFIX, WEIGHTS_SUFFIX = ".keras", ".weights.h5"
 HDF5_SUFFIXES = (".h5", ".hdf5")
 _INDEX_SUFFIX, _GRAPH_SUFFIX = ".index", ".meta"
-_SHARD = re.compile(r"(?P<prefix>.+)\.data-(?P<shard>\d{5,})-of-(?P<shards>\d{5,})")
-_UNDER_WAY = r".*_temp | workertemp_.* | .*\.tempstate\d* | .*\.tmp[0-9a-f]{32} | checkpoint\.tmp.*"
+_SHARD = re.compile(r"(?P<prefix>.+)\.data-(?P<shard>\d{5,})-of-(?P<shards>\d{5,})", re.DOTALL)
+_UNDER_WAY = r".*\.tempstate\d* | .*\.tmp[0-9a-f]{32} | checkpoint\.tmp[0-9a-f]*"
 _UNFINISHED = re.compile(_UNDER_WAY, re.VERBOSE | re.DOTALL)
 _IGNORED = re.compile(
-    rf"\..* | .*\.sagemaker-(?:uploading|uploaded|ignore) | {_UNDER_WAY} | .*\.bkp", re.VERBOSE | re.DOTALL
+    rf"\..* | .*\.sagemaker-(?:uploading|uploaded|ignore) | {_UNDER_WAY} | workertemp_\d+ | .*\.bkp",
+    re.VERBOSE | re.DOTALL,
 )
+_SAVED_PART = re.compile(r"part-\d{5}-of-\d{5}")
 _WORDS = "epoch|ep|e|step|iter|iteration|batch|ckpt|cp|checkpoint"
 _NUMBER = re.compile(
     rf"(?P<word>(?<![a-z0-9])(?:{_WORDS})[-_=:.]?)?(?<![0-9])(?<![0-9]\.)(?P<digits>\d+)(?![a-z]|\.?\d)", re.IGNORECASE
 )
 _LAST_NUMBER = re.compile(r"-(?P<digits>\d+)")
-_PART = re.compile(r"(?P<base>.+)_\d{5}\.weights\.h5")
+_PART = re.compile(r"(?P<base>.+)_\d{5}\.weights\.h5", re.DOTALL)
 _DIGITS_MAX = 18
 
 
@@ -166,9 +168,14 @@ def find_torn(listing: Iterable[ListedFile], sets: Iterable[FileSet]) -> tuple[s
     return tuple(torn)
 
 
-def is_unfinished(name: str) -> bool:
-    """Whether a file or folder of this name is what TensorFlow or Keras had not finished."""
-    return _UNFINISHED.fullmatch(name) is not None
+def is_index(name: str) -> bool:
+    """Whether a name is that of a bundle's index, or of anybody's: only its content tells."""
+    return name.endswith(_INDEX_SUFFIX)
+
+
+def is_saved_part(name: str) -> bool:
+    """Whether TensorFlow gives this name to a part of a save, in a folder of its own, before all parts are merged."""
+    return _SAVED_PART.fullmatch(name.partition(".")[0]) is not None
 
 
 def parse_step(kind: Kind, name: str) -> int | None:
@@ -220,7 +227,7 @@ def _bundles(files: Mapping[str, ListedFile], state: NamedCheckpoints) -> Iterab
             found.setdefault(name.removesuffix(_GRAPH_SUFFIX), _Bundle()).graph = file
     for prefix, bundle in found.items():
         whole = [shards for count, shards in bundle.shards.items() if set(shards) == set(range(count))]
-        if bundle.index is None or not whole:
+        if bundle.index is None or not whole or is_saved_part(prefix):
             continue
         # a save of another number of data files leaves those of the one before it in place
         shards = max(whole, key=lambda shards: max(file.mtime_ns for file in shards.values()))

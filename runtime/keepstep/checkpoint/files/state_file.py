@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from keepstep.core.values import frozen
 
 STATE_NAME = "checkpoint"
-STATE_BYTES_MAX = 1 << 20
+STATE_BYTES_MAX = 16 << 20
 
 _FIELD = re.compile(
     r'^\s*(model_checkpoint_path|all_model_checkpoint_paths)\s*:\s*"((?:[^"\\]|\\.)*)"\s*$', re.MULTILINE

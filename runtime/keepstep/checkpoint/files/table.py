@@ -16,6 +16,8 @@ from keepstep.checkpoint.files.unfit import UnfitFile
 from keepstep.checkpoint.files.wire import MalformedWire, parse_varint
 
 MAGIC = 0xDB4775248B80FB57
+MAGIC_BYTES = MAGIC.to_bytes(8, "little")
+"""A table's last ones."""
 _FOOTER_BYTES, _TRAILER_BYTES, _KEY_BYTES_MAX = 48, 5, 1 << 16
 _UNCOMPRESSED = 0
 _COMPRESSIONS = {1: "Snappy"}

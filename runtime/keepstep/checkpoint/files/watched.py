@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from keepstep.checkpoint.files.contents import read_sets
-from keepstep.checkpoint.files.sets import FileSet, Kind, Remains, family_of, is_ignored
+from keepstep.checkpoint.files.contents import is_under_way, read_sets
+from keepstep.checkpoint.files.sets import FileSet, Kind, ListedFile, Remains, family_of, is_ignored
 from keepstep.checkpoint.files.unfit import ChangingFile, UncopiedFile, UnfitFile
 from keepstep.checkpoint.files.writers import capture
 from keepstep.core.values import frozen
@@ -63,6 +63,7 @@ class Tree:
                 names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and not is_ignored(e.name))
         except OSError:  # taken away meanwhile
             return
+        names = [name for name in names if not is_under_way(folder / name)]
         if depth > 0:
             for name in names:
                 yield from self._walk(folder / name, depth - 1)
@@ -81,11 +82,13 @@ class CopiedSet:
         folder: where the script wrote it, below the root, with slashes; empty for the root itself.
         found: the set as it was listed there.
         place: the folder that holds the copy.
+        copies: the copy's files as they were listed when it was made.
     """
 
     folder: str
     found: FileSet
     place: Path
+    copies: tuple[ListedFile, ...]
 
 
 @frozen
@@ -140,7 +143,7 @@ class Watched:
                 self._scan_folder(folder, trouble)
             while len(self._memory.copied) > WRITERS_MAX:
                 oldest = min(self._memory.copied, key=lambda writer: self._memory.copied[writer].found.mtime_ns)
-                del self._memory.copied[oldest]
+                self._memory.passed[oldest] = self._memory.copied.pop(oldest).found
             if self._memory.copied != before:
                 self._number += 1
             self._drop_outdated()
@@ -222,7 +225,7 @@ class Watched:
             if found not in unfit:
                 place = self._spool / str(self._copies + 1)
                 try:
-                    self._copy(folder, found, place)
+                    copies = self._copy(folder, found, place)
                 except ChangingFile:
                     pass
                 except (UncopiedFile, OSError) as error:
@@ -231,15 +234,15 @@ class Watched:
                     self._memory.unfit[writer] |= {found}
                     trouble.append(str(error))
                 else:
-                    self._memory.copied[writer] = CopiedSet(writer[0], found, place)
+                    self._memory.copied[writer] = CopiedSet(writer[0], found, place, copies)
                     return
             if known is not None:
                 return  # what was copied before is at least as new as what is left in the folder
 
-    def _copy(self, folder: Path, found: FileSet, place: Path) -> None:
+    def _copy(self, folder: Path, found: FileSet, place: Path) -> tuple[ListedFile, ...]:
         self._copies += 1
         self._spool.mkdir(parents=True, exist_ok=True)
-        capture(folder, found, place)
+        return capture(folder, found, place)
 
     def _drop_outdated(self) -> None:
         wanted = {copied.place for copied in self._memory.copied.values()}

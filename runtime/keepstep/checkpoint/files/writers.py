@@ -46,7 +46,8 @@ def writing(path: Path, proc: Path = Path("/proc")) -> Writing:
 
     Raises:
         ChangingFile: it is not there.
-        UnfitFile: it can not be opened.
+        UncopiedFile: it can not be opened.
+        UnfitFile: it is a link by now.
     """
     fd = _open(path)
     try:
@@ -62,7 +63,8 @@ def _open(path: Path) -> int:
     except FileNotFoundError as error:
         raise ChangingFile(path, f"{error.strerror}", "the file that was listed") from error
     except OSError as error:
-        raise UnfitFile(path, f"{error.strerror}", "a file that can be read") from error
+        kind = UnfitFile if error.errno == errno.ELOOP else UncopiedFile  # what else there is may pass
+        raise kind(path, f"{error.strerror}", "a file that can be read") from error
 
 
 def _ask_lease(fd: int) -> Writing:
@@ -109,17 +111,20 @@ def _writes(process: Path, descriptor: str, status: os.stat_result) -> bool:
     return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
 
-def capture(folder: Path, found: FileSet, target: Path) -> None:
-    """Make a copy of a set that is whole and stays so, in a folder of its own.
+def capture(folder: Path, found: FileSet, target: Path) -> tuple[ListedFile, ...]:
+    """Make a copy of a set that is whole, in a folder of its own.
 
     TensorFlow's data files are linked where the file system allows it, since TensorFlow replaces them and does not
-    change them; all else is copied, as it may be written over in place. Where the `checkpoint` file names the set, the
-    copy gets one that names it alone.
+    change them; whoever else writes over one in place changes the copy, too, which `check_captured` finds. All else is
+    copied. Where the `checkpoint` file names the set, the copy gets one that names it alone.
 
     Args:
         folder: where the set lies.
         found: the set, as it was listed.
         target: does not exist; is taken away again where the set is not whole.
+
+    Returns:
+        The copy's files as they are listed.
 
     Raises:
         ChangingFile: somebody writes to the set, or has since it was listed.
@@ -135,14 +140,27 @@ def capture(folder: Path, found: FileSet, target: Path) -> None:
         try:
             for file in found.files:
                 _take(folder / file.name, file, target / file.name, found.kind)
+            copies = tuple(listed(file.name, os.stat(target / file.name)) for file in found.files)
             for file in found.files:
                 _check_unchanged(folder / file.name, file)
             _check_copy(folder, found, target)
+            check_captured(target, copies)
             if found.is_named:
                 (target / STATE_NAME).write_text(format_state([(found.name, found.mtime_ns)]), encoding="ascii")
         except OSError as error:
             raise UncopiedFile(target, f"{error.strerror or error}", "room for the copy of a set") from error
         undo.pop_all()
+    return copies
+
+
+def check_captured(target: Path, copies: tuple[ListedFile, ...]) -> None:
+    """See that nobody has written to a copy's files since they were listed.
+
+    Raises:
+        ChangingFile: somebody has.
+    """
+    for file in copies:
+        _compare(target / file.name, file, os.stat(target / file.name))
 
 
 def _check_copy(folder: Path, found: FileSet, target: Path) -> None:
@@ -153,11 +171,11 @@ def _check_copy(folder: Path, found: FileSet, target: Path) -> None:
 
 
 def _take(source: Path, file: ListedFile, target: Path, kind: Kind) -> None:
+    if writing(source) is Writing.SOMEBODY:
+        raise ChangingFile(source, "a process that has it open for writing", "none")
     if kind is Kind.TENSORFLOW and is_data_file(file.name) and _link(source, target):
         _compare(source, file, os.stat(target))
         return
-    if writing(source) is Writing.SOMEBODY:
-        raise ChangingFile(source, "a process that has it open for writing", "none")
     fd = _open(source)
     try:
         _compare(source, file, os.fstat(fd))

@@ -9,9 +9,11 @@ from dataclasses import replace
 
 from keepstep.checkpoint.aggregate import CorruptObject
 from keepstep.checkpoint.commit import Fenced, commit, new_nonce, newest_checkpoint, read_head
-from keepstep.checkpoint.digests import file_chunks, file_crc32c
+from keepstep.checkpoint.digests import ShortSlab, file_chunks, file_crc32c
 from keepstep.checkpoint.files.sets import ListedFile
+from keepstep.checkpoint.files.unfit import ChangingFile
 from keepstep.checkpoint.files.watched import WRITERS_MAX, CopiedSet, Edition
+from keepstep.checkpoint.files.writers import check_captured
 from keepstep.checkpoint.filing.manifest import (
     FilesManifest,
     StoredFile,
@@ -32,7 +34,7 @@ from keepstep.checkpoint.receiving import receive
 from keepstep.checkpoint.retention import Retention, Swept, delete_if_old, plan_retention
 from keepstep.checkpoint.strict_json import MalformedDocument
 from keepstep.core.values import frozen
-from keepstep.ports.store import NotFound, ObjectStore
+from keepstep.ports.store import ChecksumMismatch, NotFound, ObjectStore
 
 
 @frozen
@@ -85,9 +87,11 @@ def newest_files(store: ObjectStore, job: str, without: frozenset[str] = frozens
 def keep(store: ObjectStore, job: str, edition: Edition, generation: int, run: str, created_unix: int) -> Kept:
     """Upload an edition and commit it, with what is committed already of other writers. What says nothing new is left.
 
+    Of a set whose copy was written to meanwhile (a link, to a file that its script writes over in place), the one that
+    is committed already stays.
+
     Raises:
         Fenced: another generation or run has HEAD.
-        ChecksumMismatch: a copy changed under our hands.
         StoreError: the store's own.
     """
     line = files_line(job)
@@ -101,13 +105,17 @@ def keep(store: ObjectStore, job: str, edition: Edition, generation: int, run: s
     upload = _Upload(store, line, ManifestName(generation, number, run), new_nonce(), known)
     uploaded, place, sets = 0, 0, list[StoredSet]()
     for copied in edition.sets:
-        files = []
-        for listed in copied.found.files:
-            stored, size_bytes = _put(upload, copied, listed, place)
-            files.append(stored)
-            uploaded, place = uploaded + size_bytes, place + 1
-        found = copied.found
-        sets.append(StoredSet(copied.folder, found.kind, found.name, found.is_named, tuple(files)))
+        try:
+            put = _put_all(upload, copied, place)
+        except ChangingFile:
+            continue
+        finally:
+            place += len(copied.found.files)
+        uploaded += sum(size_bytes for _, size_bytes in put)
+        found, files = copied.found, tuple(stored for stored, _ in put)
+        sets.append(StoredSet(copied.folder, found.kind, found.name, found.is_named, files))
+    if not sets:
+        return Kept(before, 0)
     newest = {each.writer: each for each in (*sets_before, *sets)}
     youngest = sorted(newest, key=lambda writer: -newest[writer].mtime_ns)[:WRITERS_MAX]
     whole = tuple(newest[writer] for writer in sorted(youngest))
@@ -121,12 +129,28 @@ def keep(store: ObjectStore, job: str, edition: Edition, generation: int, run: s
     return Kept(manifest, uploaded)
 
 
+def _put_all(upload: _Upload, copied: CopiedSet, place: int) -> list[tuple[StoredFile, int]]:
+    """Each file of a set as the store has it, and how many bytes went there.
+
+    Raises:
+        ChangingFile: somebody has written to the copy.
+    """
+    try:
+        put = [_put(upload, copied, listed, at) for at, listed in enumerate(copied.found.files, place)]
+    except (ChecksumMismatch, ShortSlab):
+        check_captured(copied.place, copied.copies)
+        raise
+    check_captured(copied.place, copied.copies)
+    return put
+
+
 def _put(upload: _Upload, copied: CopiedSet, listed: ListedFile, place: int) -> tuple[StoredFile, int]:
     """The file as the store has it, and how many bytes went there."""
     fd = os.open(copied.place / listed.name, os.O_RDONLY | os.O_CLOEXEC)
     try:
         crc = file_crc32c(fd, 0, listed.size_bytes)
-        file = StoredFile(listed.name, "", listed.size_bytes, f"{crc:08x}", listed.mtime_ns)
+        # a time before 1970 is none that a file can be given anywhere
+        file = StoredFile(listed.name, "", listed.size_bytes, f"{crc:08x}", max(0, listed.mtime_ns))
         there = upload.known.get((copied.folder, file))
         if there is not None:
             return there, 0

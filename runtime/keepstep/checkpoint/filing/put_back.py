@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from keepstep.checkpoint.digests import ShortSlab, file_crc32c
-from keepstep.checkpoint.files.contents import check_set, read_listing, read_state
+from keepstep.checkpoint.files.contents import check_set, is_torn, is_under_way, read_listing, read_state
 from keepstep.checkpoint.files.sets import (
     FileSet,
     Kind,
@@ -23,7 +24,6 @@ from keepstep.checkpoint.files.sets import (
     family_of,
     find_sets,
     find_torn,
-    is_unfinished,
     parse_step,
 )
 from keepstep.checkpoint.files.state_file import STATE_NAME, format_state
@@ -112,7 +112,8 @@ class _Folder:
         # a lone file of a writer that nobody knows may be anything: it is left to the script
         gone = {f.name for s in torn if s.kind in _MANY or family_of(s) in self._stored for f in s.files}
         gone |= {file.name for each in self._later(kept) for file in each.files}
-        gone |= set(find_torn(listing, self._sets)) | _unfinished_folders(folder)
+        gone |= {name for name in find_torn(listing, self._sets) if is_torn(folder, name)}
+        gone |= _unfinished_folders(folder)
         staying = {file.name for each in kept.values() for file in each.files}
         self.in_the_way = sorted(gone - staying - replaced)
         """Names of what goes aside; what is brought anew replaces its like."""
@@ -151,6 +152,8 @@ class _Folder:
                 entries[each.name] = each.mtime_ns
         wanted = next(reversed(entries), "")
         if not wanted or (state.latest == wanted and state.prefixes == frozenset(entries)):
+            return
+        if (self.folder / STATE_NAME).is_dir():  # that is the script's, whatever it is
             return
         under_way = self.folder / f"{_UNDER_WAY}{STATE_NAME}"
         under_way.write_text(format_state(list(entries.items())), encoding="ascii")
@@ -198,7 +201,7 @@ def _bring(
     folder.mkdir(parents=True, exist_ok=True)
     brought = []
     for file in stored.files:
-        under_way = folder / f"{_UNDER_WAY}{file.name}"
+        under_way = folder / f"{_UNDER_WAY}{hashlib.blake2b(os.fsencode(file.name), digest_size=16).hexdigest()}"
         undo.callback(under_way.unlink, missing_ok=True)
         fd = os.open(under_way, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
@@ -238,4 +241,4 @@ def _unfinished_folders(folder: Path) -> set[str]:
     if not folder.is_dir():
         return set()
     with os.scandir(folder) as entries:
-        return {e.name for e in entries if is_unfinished(e.name) and e.is_dir(follow_symlinks=False)}
+        return {e.name for e in entries if e.is_dir(follow_symlinks=False) and is_under_way(folder / e.name)}

@@ -61,7 +61,6 @@ def test_data_files_of_another_number_do_not_belong_to_it() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "ckpt-2_temp",
         "part-00000-of-00001.data-00000-of-00001.tempstate123456789",
         "part-00000-of-00001.index.tempstate42",
         "checkpoint.tmp0123456789abcdef0123456789abcdef",
@@ -79,7 +78,7 @@ def test_what_is_nobodys_checkpoint_is_passed_over(name: str) -> None:
     assert is_ignored(name)
 
 
-@pytest.mark.parametrize("name", ["high_temperature.keras", "a_temp.keras", "checkpoint", "ckpt-1.index", "m.tmp.h5"])
+@pytest.mark.parametrize("name", ["high_temperature.keras", "a_temp.keras", "checkpoint", "m.tmp.h5", "room_temp"])
 def test_what_may_be_one_is_not(name: str) -> None:
     assert not is_ignored(name)
 
@@ -228,7 +227,20 @@ def test_only_regular_files_are_listed(tmp_path: Path) -> None:
 def test_folders_that_can_not_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnfitFile, match="none: No such file"):
         read_sets(tmp_path / "none")
-    (tmp_path / "checkpoint").mkdir()
-    with pytest.raises(UnfitFile, match="checkpoint: Is a directory"):
-        read_sets(tmp_path)
     assert read_state(tmp_path / "none") == NONE
+
+
+def test_a_folder_of_its_name_is_no_state_file(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    assert read_state(tmp_path) == NONE
+    assert read_sets(tmp_path) == ()
+
+
+def test_parts_that_are_not_merged_yet_make_no_set() -> None:
+    assert find_sets(listing(*bundle("part-00000-of-00001"), *bundle("part-1")), NONE)[0].name == "part-1"
+    assert len(find_sets(listing(*bundle("part-00000-of-00001"), *bundle("part-1")), NONE)) == 1
+
+
+def test_any_name_may_be_a_prefix() -> None:
+    (found,) = find_sets(listing(*bundle("two\nlines-1")), NONE)
+    assert found.name == "two\nlines-1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -162,7 +163,7 @@ def test_what_could_not_be_read_at_first_may_be_of_an_earlier_training(
 def test_what_is_not_the_scripts_is_passed_over(root: Path, tmp_path: Path) -> None:
     lay("many", root / "store" / "job")
     lay("many", root / ".hidden")
-    lay("many", root / "ckpt-9_temp")
+    lay("many", root / "ckpt-9_temp", rename=("ckpt-7", "part-00000-of-00001"))
     (root / "link").symlink_to(root / "store")
     assert Watched(root, tmp_path / "spool", 0, frozenset([root / "store"])).scan() == (Edition(0, ()), ())
 
@@ -172,6 +173,9 @@ def test_writers_without_number_are_bounded(watched: Watched, root: Path) -> Non
         lay("h5/v3.h5", root, rename=("v3", f"run{chr(97 + number)}"), at_s=1_000 + number)
     edition, _ = watched.scan()
     assert len(edition.sets) == WRITERS_MAX
+    copies = watched._copies
+    assert watched.scan()[0] == edition
+    assert watched._copies == copies, "those that are left out are not copied at each look"
     assert labels(edition)[-1] == f"run{chr(97 + WRITERS_MAX + 3)}.h5"
 
 
@@ -209,3 +213,24 @@ def test_what_was_moved_aside_is_in_no_edition_any_more(watched: Watched, root: 
     assert labels(watched.scan()[0]) == []
     with watched.reading() as edition:
         assert edition.sets == ()
+
+
+def test_folders_that_only_end_like_those_of_a_save_are_the_scripts(watched: Watched, root: Path) -> None:
+    lay("many", root / "room_temp")
+    (root / "empty_temp").mkdir()
+    assert labels(watched.scan()[0]) == ["room_temp/ckpt-7"]
+
+
+def test_what_can_not_be_opened_is_looked_at_again(
+    watched: Watched, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay("many", root)
+
+    def denied(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("keepstep.checkpoint.files.writers.os.open", denied)
+        edition, trouble = watched.scan()
+        assert edition.sets == () and "Permission denied" in trouble[0]
+    assert labels(watched.scan()[0]) == ["ckpt-7"]

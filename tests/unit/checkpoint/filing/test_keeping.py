@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +72,51 @@ def test_only_what_changed_is_uploaded(watched: Watched, root: Path) -> None:
     assert second.uploaded_bytes == sum(file.size_bytes for file in second.manifest.sets[1].files)
     assert second.manifest.sets[0] == first.manifest.sets[0]
     assert second.manifest.step == first.manifest.step + 1
+
+
+def write_over(root: Path) -> None:
+    """As a script does that copies a file onto one that is there: the copies aside are links to it."""
+    path = next(root.glob("ckpt-*.data-*"))
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, (9_000, 9_000))
+
+
+def test_what_is_written_over_in_place_is_not_committed(watched: Watched, root: Path) -> None:
+    lay("many", root)
+    lay("backup", root / "b")
+    store, (edition, _) = memory_store(), watched.scan()
+    write_over(root)
+    assert names(kept(store, edition).manifest) == ["b/latest.weights.h5"]
+    lay("many", root, at_s=3_000)
+    assert names(kept(store, watched.scan()[0]).manifest) == ["ckpt-7", "b/latest.weights.h5"]
+
+
+def test_what_is_written_over_while_it_is_uploaded_is_not_committed(watched: Watched, root: Path) -> None:
+    lay("many", root)
+    store, (edition, _) = memory_store(), watched.scan()
+    before, put = kept(store, edition).manifest, store.put
+    lay("many", root, rename=("-7", "-8"), at_s=2_000)
+    (root / "ckpt-7.data-00000-of-00001").unlink()
+    edition, _ = watched.scan()
+
+    def written_over(key: str, *words: Any, **more: Any) -> Any:
+        write_over(root)
+        return put(key, *words, **more)
+
+    store.put = written_over
+    assert kept(store, edition) == Kept(before, 0)
+
+
+def test_a_time_before_1970_is_none(watched: Watched, root: Path) -> None:
+    (path,) = lay("h5/v3.h5", root)
+    os.utime(path, ns=(-(10**9), -(10**9)))
+    store = memory_store()
+    done = kept(store, watched.scan()[0])
+    assert newest_files(store, "job") == done.manifest
+    assert done.manifest.sets[0].files[0].mtime_ns == 0
 
 
 def test_the_same_again_is_left_at_that(watched: Watched, root: Path) -> None:

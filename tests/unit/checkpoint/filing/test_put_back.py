@@ -119,8 +119,8 @@ def test_what_is_torn_goes_aside(store, root: Path, tmp_path: Path, own: bool) -
     lay("managed", root)
     manifest, before = committed(store, root, tmp_path), seen(root)
     tear(lay("many", root, rename=("-7", "-3"), at_s=2_000)[0])
-    lay("many", root / "ckpt-4_temp")
-    (root / "ckpt-5.index").write_bytes(b"alone")
+    lay("many", root / "ckpt-4_temp", rename=("ckpt-7", "part-00000-of-00001"))
+    lay("many/ckpt-7.index", root, rename=("-7", "-5"))
     (root / "checkpoint.tmp0123").write_bytes(b"")
     done = back(store, manifest, root, own)
     assert seen(root) == before
@@ -270,3 +270,37 @@ def test_whether_there_is_anything_to_put_right(store, root: Path) -> None:
     assert not is_right(Tree(root))
     back(None, None, root, own=True)
     assert is_right(Tree(root))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_is_only_called_so_is_the_scripts_and_stays(store, root: Path, tmp_path: Path, own: bool) -> None:
+    lay("managed", root)
+    manifest = committed(store, root, tmp_path)
+    lay("h5/v3.h5", root / "room_temp")
+    (root / "empty_temp").mkdir()
+    (root / "max_temp").write_bytes(b"37")
+    (root / "vectors.index").write_bytes(b"somebody's search index, which is no table of TensorFlow's")
+    before = contents(root)
+    for _ in range(2):
+        assert back(store, manifest, root, own) == PutBack()
+    assert contents(root) == before and (root / "empty_temp").is_dir()
+
+
+def test_a_folder_called_checkpoint_is_in_nobodys_way(store, root: Path, tmp_path: Path) -> None:
+    lay("many", root)
+    (root / "checkpoint").unlink(missing_ok=True)
+    lay("h5/v3.h5", root / "checkpoint")
+    manifest, before = committed(store, root, tmp_path), seen(root)
+    for path in root.glob("ckpt-*"):
+        path.unlink()
+    assert len(back(store, manifest, root).brought) == 1
+    assert seen(root) == before
+
+
+def test_the_longest_name_comes_back(store, root: Path, tmp_path: Path) -> None:
+    name = "x" * (255 - len(".h5"))
+    lay("h5/v3.h5", root, rename=("v3", name))
+    manifest, before = committed(store, root, tmp_path), seen(root)
+    shutil.rmtree(root)
+    back(store, manifest, root)
+    assert seen(root) == before == {f"{name}.h5": before[f"{name}.h5"]}
