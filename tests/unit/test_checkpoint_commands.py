@@ -157,6 +157,17 @@ def test_copying(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert f"{target}: HEAD stays as it is: HEAD belongs to generation 2" in told.err
 
 
+def test_an_object_of_another_size_is_not_taken_for_a_copy(place: Path, tmp_path: Path, capsys) -> None:
+    target = tmp_path / "elsewhere"
+    assert keepstep("copy", place, target, 30) == 0
+    path = target / "job/objects/g1/s30/local-1.r"
+    path.write_bytes(path.read_bytes()[:-1])
+    capsys.readouterr()
+    assert keepstep("copy", place, target, 30) == 1
+    told = capsys.readouterr()
+    assert told.out == "" and "local-1.r: the target has" in told.err
+
+
 def test_pruning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert keepstep("prune", place, "--keep-last", 1, "--keep-every", 20) == 0
     assert capsys.readouterr().out.startswith("deleted 1 checkpoints, 6 objects")
@@ -186,11 +197,13 @@ def test_exporting(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["show", "{place}", "--rank", "-1"], 78, "0 to 1"),
         (["prune", "{place}", "--keep-last", "0"], 78, "--keep-last of at least 1"),
         (["export", "{place}", "--to", "/proc/no/file"], 78, "/proc/no/file"),
+        (["export", "{place}", "--to", "/"], 78, "found '/'; wanted the name of a file"),
         (["export", "{place}", "--to", "m.keras"], 78, "found m.keras and no builder"),
         (["export", "{place}", "--to", "m.safetensors", "--builder", "m.py:f"], 78, "or no builder"),
         (["export", "{place}", "--to", "nowhere/m.keras", "--builder", "m.py:f"], 78, "found no folder nowhere"),
         (["export", "{place}", "--to", "m.keras", "--builder", "m.py:f", "--python", "/no/python"], 78, "/no/python"),
         (["export", "{place}", "--to", "m.keras", "--builder", "m.py:f", "--python", "false"], 78, "ended with 1"),
+        (["export", "{place}", "--to", "m.keras", "--builder", "m.py:f", "--python", "true"], 78, "has said nothing"),
         (["ls", "gs://bucket/prefix"], 77, "gs://"),
         (["verify", "{empty}"], 78, "no job's checkpoints"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -61,3 +63,25 @@ def test_init_loads_no_more_than_it_needs():
     ).stdout.split()
     assert "keepstep.init" in loaded
     assert HEAVY & set(loaded) == set()
+
+
+def test_whoever_has_read_enough_of_it_is_not_told_of_that():
+    """As `keepstep policy explain | head -1` does."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = f"import sys; sys.path[:0] = {sys.path}; from keepstep.app import cli; sys.exit(cli.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "policy", "explain", "default"]
+    try:
+        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_an_interrupt_from_the_keyboard_is_one_line(monkeypatch, capsys):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_parser", interrupted)
+    assert cli.main(["checkpoint", "ls", "nowhere"]) == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "keepstep: interrupted\n"

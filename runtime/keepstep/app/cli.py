@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shlex
+import signal
 import sys
 import tempfile
 import traceback
@@ -24,6 +26,8 @@ from keepstep.errors import ConfigError, ExitCode, KeepstepError
 from keepstep.intake.policy import explain, json_schema, load_sourced_policy
 
 _WATCH_S = 1.0
+_OF_A_SIGNAL = 128
+"""As shells have it: with the signal's number, the exit code of who was ended by it."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,13 +41,21 @@ def main(argv: list[str]) -> int:
     """Run one command and return its exit code; the one place that turns any error into one line."""
     try:
         options = _parser().parse_args(argv)
-        return int(options.command(options))
+        code = int(options.command(options))
+        sys.stdout.flush()
+        return code
     except KeepstepError as error:
         print(f"keepstep: {error.describe()}", file=sys.stderr)
         return int(error.exit_code)
     except (JournalError, ReplayDiffers) as error:
         print(f"keepstep: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("keepstep: interrupted", file=sys.stderr)
+        return _OF_A_SIGNAL + signal.SIGINT
+    except BrokenPipeError:  # whoever reads it has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit
+        return _OF_A_SIGNAL + signal.SIGPIPE
     except Exception:  # whatever it is, it is ours
         traceback.print_exc()
         return int(ExitCode.BUG)

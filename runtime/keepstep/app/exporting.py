@@ -51,6 +51,8 @@ def export(store: ObjectStore, manifest: Manifest, slab: StoredSlab, options: ar
         StoreError: the store's own.
     """
     target: Path = options.to
+    if not target.name:
+        raise ConfigError(f"found {str(target)!r}", "the name of a file", key="--to")
     tensorflows = target.name.endswith(OF_TENSORFLOW)
     if tensorflows and not options.builder:
         raise ConfigError(
@@ -104,5 +106,10 @@ def _write_by_tensorflow(store: ObjectStore, manifest: Manifest, options: argpar
     if done.returncode:
         found = f"{options.python}, which ended with {done.returncode}, see above"
         raise ConfigError(f"found {found}", "an interpreter that has TensorFlow", key="--python")
-    print(f"{target}: step {manifest.step}, {done.stdout.decode(errors='replace').strip().splitlines()[-1]}")
+    said = done.stdout.decode(errors="replace").strip().splitlines()
+    if not said:
+        raise ConfigError(
+            f"found {options.python}, which has said nothing of what it wrote", "a Python", key="--python"
+        )
+    print(f"{target}: step {manifest.step}, {said[-1]}")
     sys.stdout.flush()

@@ -79,7 +79,10 @@ def size(size_bytes: object) -> str:
 
 def date(unix: int) -> str:
     """Seconds since 1970 as a date in UTC."""
-    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    try:
+        return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):  # of a year that has five digits, as a broken clock gives it
+        return f"{unix} s"
 
 
 def standing(row: Mapping[str, object]) -> str:

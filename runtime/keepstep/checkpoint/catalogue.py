@@ -13,7 +13,7 @@ from keepstep.checkpoint.manifest import Manifest, StoredObject
 from keepstep.checkpoint.strict_json import MalformedDocument
 from keepstep.checkpoint.tables import read_table, write_table
 from keepstep.core.values import frozen
-from keepstep.ports.store import NotFound, ObjectStore, PreconditionFailed
+from keepstep.ports.store import ChecksumMismatch, NotFound, ObjectStore, PreconditionFailed
 
 Document = TypeVar("Document", Manifest, FilesManifest)
 
@@ -124,7 +124,7 @@ def copy(source: ObjectStore, manifest: Manifest, target: ObjectStore, told: Cal
 
     Raises:
         StaleStep: the target has another checkpoint of this name.
-        ChecksumMismatch: the source holds other bytes than its manifest says.
+        ChecksumMismatch: the source holds other bytes than its manifest says, or the target an object of another size.
         StoreError: either store's own.
     """
     for stored in manifest.objects:
@@ -147,6 +147,11 @@ def copy_files(source: ObjectStore, manifest: FilesManifest, target: ObjectStore
 def _copy_object(
     source: ObjectStore, stored: StoredObject | StoredFile, target: ObjectStore, told: Callable[[int], None]
 ) -> None:
-    with suppress(PreconditionFailed):  # there already: names of objects are never used twice
+    try:
         body = _Elsewhere(source, stored.key, stored.size_bytes, told)
         target.put(stored.key, body, if_absent=True, crc32c=int(stored.crc32c, 16))
+    except PreconditionFailed:  # there already: names of objects are never used twice
+        there = target.stat(stored.key).size_bytes
+        if there != stored.size_bytes:
+            text = f"{stored.key}: the target has {there} bytes of that name, wanted: {stored.size_bytes}, or none"
+            raise ChecksumMismatch(text) from None

@@ -35,13 +35,16 @@ class Origins:
     file: str
     _by_place: dict[Place, Origin] = field(default_factory=dict)
     _shown: dict[Place, str] = field(default_factory=dict)
+    _inner: set[Place] = field(default_factory=set)
 
     def note(self, place: Place, origin: Origin, shown: str | None = None) -> None:
         """Remember where a value comes from, and how a scalar was written; what was below it is forgotten."""
-        for other in [other for other in self._by_place if other[: len(place)] == place]:
-            del self._by_place[other]
-            self._shown.pop(other, None)
+        if place in self._inner or place in self._by_place:
+            for other in [other for other in self._by_place if other[: len(place)] == place]:
+                del self._by_place[other]
+                self._shown.pop(other, None)
         self._by_place[place] = origin
+        self._inner.update(place[:length] for length in range(len(place)))
         if shown is not None:
             self._shown[place] = shown
 
