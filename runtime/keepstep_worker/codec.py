@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Callable
 
 _TAG = "$"
+_BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+_FACTORIES = {each.__name__: each for each in (int, float, str, list, dict, set, tuple)}
+_MAPPINGS: dict[str, Callable[[str], dict[Any, Any]]] = {
+    "OrderedDict": lambda _: OrderedDict(),
+    "Counter": lambda _: Counter(),
+    "defaultdict": lambda factory: defaultdict(_FACTORIES[factory]),
+}
+"""What is made of a tag, and of the name of its factory, before its items are put into it."""
 
 
 class CodecError(TypeError):
@@ -61,6 +70,14 @@ def _encode(value: Any) -> Any:
         return {_TAG: "bytes", "data": base64.b64encode(value).decode()}
     if kind in (set, frozenset):
         return {_TAG: "set", "items": sorted((_encode(item) for item in value), key=json.dumps)}
+    if kind is deque:
+        return {_TAG: "deque", "items": [_encode(item) for item in value], "maxlen": value.maxlen}
+    if kind in (OrderedDict, Counter) or (kind is defaultdict and value.default_factory in _FACTORIES.values()):
+        factory = value.default_factory.__name__ if kind is defaultdict else ""
+        items = [[_encode(key), _encode(item)] for key, item in value.items()]
+        return {_TAG: kind.__name__, "items": items, "factory": factory}
+    if kind.__module__.startswith("numpy.random") and hasattr(value, "bit_generator"):
+        return {_TAG: "generator", "state": _encode(value.bit_generator.state)}
     if kind.__module__.split(".")[0] in ("numpy", "ml_dtypes") and hasattr(value, "tobytes"):
         return _encode_array(value)
     raise CodecError(f"a value of type {kind.__module__}.{kind.__qualname__} can not be kept")
@@ -90,6 +107,15 @@ def _decode(value: Any) -> Any:
         return tuple(_decode(item) for item in value["items"])
     if tag == "dict":
         return {_decode(key): _decode(item) for key, item in value["items"]}
+    if tag == "deque":
+        return deque((_decode(item) for item in value["items"]), value["maxlen"])
+    if tag in _MAPPINGS:
+        found = _MAPPINGS[tag](value["factory"])
+        for key, item in value["items"]:
+            found[_decode(key)] = _decode(item)
+        return found
+    if tag == "generator":
+        return _decode_generator(_decode(value["state"]))
     if tag == "set":
         return {_decode(item) for item in value["items"]}
     if tag == "bytes":
@@ -98,6 +124,17 @@ def _decode(value: Any) -> Any:
         array = _decode_array(value)
         return array if tag == "array" else array.reshape(-1)[0]
     raise ValueError(f"unknown tag {tag!r}")
+
+
+def _decode_generator(state: dict[str, Any]) -> Any:
+    import numpy
+
+    name = state["bit_generator"]
+    if name not in _BIT_GENERATORS:
+        raise ValueError(f"{name!r} is no generator of NumPy's")
+    bits = getattr(numpy.random, name)()
+    bits.state = state
+    return numpy.random.Generator(bits)
 
 
 def _decode_array(value: Any) -> Any:

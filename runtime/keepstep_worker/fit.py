@@ -76,7 +76,8 @@ def _run(fit: Fit) -> Any:
     training.ordinal += 1
     position = training.position
     if position is not None and fit.ordinal < position.fit + position.finished:
-        return fit.give_back(training.fits[fit.ordinal])
+        record = training.fits[fit.ordinal]
+        return fit.fail_again(record) if record.get("failed") else fit.give_back(record)
     if position is not None and fit.ordinal == position.fit:
         fit.resume_at(position)
     _active = fit
@@ -238,6 +239,7 @@ class Fit:
         self.resume, self.begun = position, position.begun
         self.orders = self.training.python.get("orders", [])
         self.draws.load(self.training.python.get("draws"))
+        fit_state.have_go_on(self._bound.arguments.get("callbacks"))
         self.flavour.begin_at(self._bound.arguments, position.epoch)
 
     def give_back(self, record: dict[str, Any]) -> Any:
@@ -245,25 +247,16 @@ class Fit:
         training, arguments, begun_ns = self.training, self._bound.arguments, time.monotonic_ns()
         view, position = training.view, training.position
         assert view is not None and position is not None, "what finished before was saved"
+        training.tell_given_back(self.ordinal, position)
         if not any(map(self._is_own, view.places)):
             print(f"keepstep: the model of fit {self.ordinal} was not in use any more: not restored", file=sys.stderr)
         elif not self._is_built():
             self._build()
         named = [(_stored(view, key), variable) for key, variable in training.named() if self._is_own(key)]
-        found = [(key, variable) for key, variable in named if key in view]
-        assign(view, found, view.places, initial_values.put_back)
+        assign(view, [each for each in named if each[0] in view], view.places, initial_values.put_back)
         if self.ordinal == position.fit:
             initial_values.settle()
-        callbacks = fit_state.flat(arguments.get("callbacks"))
-        history = next((each for each in callbacks if isinstance(each, self.flavour.history)), None)
-        if history is None:
-            history = self.flavour.history()
-            callbacks.append(history)
-        for callback in callbacks:
-            callback.set_model(self._model)
-            callback.set_params(record["params"])
-        fit_state.CallbackStates(callbacks).restore(record["callbacks"], record["arrays"].__getitem__)
-        self._model.history = history
+        history = fit_state.give_back(arguments.get("callbacks"), self._model, self.flavour.history, record)
         orders.catch_up(arguments.get("x"), record.get("orders", []))
         self.draws.load(record.get("draws"))
         self.draws.again()
@@ -276,13 +269,24 @@ class Fit:
             training.session.finish()
         return history
 
+    def fail_again(self, record: dict[str, Any]) -> Any:
+        """Train again, unobserved, what ended by an exception before the restart: the script has caught that one."""
+        try:
+            return self._original(*self._bound.args, **self._bound.kwargs)
+        finally:
+            fit_state.restore_random_state(record["random"])
+
     def train(self) -> Any:
         """Let Keras train; keep what a later start of the script is to be given back, and have the last step sealed.
 
         Raises:
             RestoreError: the data ended before the position to go on from.
         """
-        history = self._original(*self._bound.args, **self._bound.kwargs)
+        try:
+            history = self._original(*self._bound.args, **self._bound.kwargs)
+        except Exception:  # which the script may catch, and go on with another fit
+            self.training.fits.append({"failed": True, "random": fit_state.random_state()})
+            raise
         if self.resume is not None:
             raise RestoreError(f"the data of epoch {self._epoch} ended before batch {self.resume.batch}")
         callbacks, arrays = self._states.save()

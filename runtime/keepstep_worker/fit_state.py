@@ -10,6 +10,7 @@ import random
 import struct
 import sys
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import FunctionType
@@ -29,7 +30,7 @@ _FUNCTIONS_OF = ("keras", "tf_keras", "numpy", "tensorflow")
 _ARRAY_BYTES_MIN = 4096
 """Arrays from this size on become tensors of their own."""
 _NOT_STATE = frozenset({"model", "_model", "params", "validation_data"})
-_PROGRESS_BAR = "ProgbarLogger"
+_PROGRESS_BAR, _CSV_LOGGER = "ProgbarLogger", "CSVLogger"
 _MERSENNE = struct.Struct("<625I")
 
 
@@ -176,7 +177,62 @@ class CallbackStates:
                 print(f"keepstep: no state for callback {type(callback).__name__}", file=sys.stderr)
                 continue
             for name, value in state["attributes"].items():
-                setattr(callback, name, _resolved(codec.loads(value), array))
+                _put(callback, name, _resolved(codec.loads(value), array))
+
+
+def _put(callback: Any, name: str, value: Any) -> None:
+    """Give a callback its attribute back; a collection stays the one that the script may hold, too."""
+    kept = vars(callback).get(name)
+    if type(kept) is type(value) and isinstance(kept, (list, deque)) and _maxlen_of(kept) == _maxlen_of(value):
+        kept.clear()
+        kept.extend(value)
+    elif type(kept) is type(value) and isinstance(kept, (dict, set)):
+        kept.clear()
+        kept.update(value)
+    elif type(kept) is type(value) and hasattr(kept, "bit_generator"):
+        kept.bit_generator.state = value.bit_generator.state
+    elif type(kept) is type(value) and hasattr(kept, "tobytes") and _is_filled(kept, value):
+        kept[...] = value
+    else:
+        setattr(callback, name, value)
+
+
+def _is_filled(array: Any, value: Any) -> bool:
+    """Whether an array of NumPy's can take another one's values."""
+    return bool(array.shape) and (array.shape, array.dtype) == (value.shape, value.dtype) and array.flags.writeable
+
+
+def _maxlen_of(items: Any) -> int | None:
+    """How long a collection may become, None where there is no limit."""
+    return getattr(items, "maxlen", None)
+
+
+def give_back(callbacks: Any, model: Any, history: type, record: Mapping[str, Any]) -> Any:
+    """Have a finished fit's callbacks be as they were at its end; returns its History, made where there is none.
+
+    Args:
+        callbacks: what `fit` was given.
+        model: the model that was fitted.
+        history: the class.
+        record: what was kept of the fit.
+    """
+    whole = flat(callbacks)
+    found = next((each for each in whole if isinstance(each, history)), None)
+    if found is None:
+        whole.append(found := history())
+    for callback in whole:
+        callback.set_model(model)
+        callback.set_params(record["params"])
+    CallbackStates(whole).restore(record["callbacks"], record["arrays"].__getitem__)
+    model.history = found
+    return found
+
+
+def have_go_on(callbacks: Any) -> None:
+    """Have those of a fit's callbacks that begin a file anew with each training go on with the one that is there."""
+    for callback in flat(callbacks):
+        if type(callback).__name__ == _CSV_LOGGER:
+            callback.append = True
 
 
 def flat(callbacks: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from keepstep_worker import draws, orders
 from keepstep_worker.fit import active, instrument
 from keepstep_worker.fit_state import tensorflow_generator
-from keepstep_worker.training import optimizers_of
+from keepstep_worker.training import optimizers_of, unlisted, variables_among
 
 
 def install(module: Any) -> None:
@@ -168,7 +168,8 @@ class _Keras3:
         return model.trainable_variables
 
     def local(self, model: Any) -> list[Any]:
-        return [*model.variables, *model.non_trainable_variables, *model.metrics_variables]
+        listed = [*model.variables, *model.non_trainable_variables, *model.metrics_variables]
+        return [*listed, *unlisted(model), *variables_among(model)]
 
     def optimizer(self, model: Any) -> list[Any]:
         return [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]

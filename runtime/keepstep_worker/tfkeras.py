@@ -9,7 +9,7 @@ from typing import Any
 from keepstep_worker import draws, orders
 from keepstep_worker.fit import active, instrument
 from keepstep_worker.fit_state import tensorflow_generator
-from keepstep_worker.training import optimizers_of
+from keepstep_worker.training import optimizers_of, unlisted
 
 
 def install(module: Any) -> None:
@@ -44,7 +44,7 @@ class _TfKeras:
             generator = getattr(getattr(layer, "_random_generator", None), "_generator", None)
             if generator is not None:
                 variables.append(generator.state)
-        return [*variables, model._train_counter]
+        return [*variables, model._train_counter, *unlisted(model)]
 
     def optimizer(self, model: Any) -> list[Any]:
         variables: list[Any] = []
@@ -54,6 +54,8 @@ class _TfKeras:
             for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
                 rates = [getattr(each, "_learning_rate", None), getattr(each, "_current_learning_rate", None)]
                 rates += getattr(each, "_hyper", {}).values()
+                scale = getattr(each, "_loss_scale", None)
+                rates += [getattr(scale, name, None) for name in ("_current_loss_scale", "_counter")]
                 variables += [rate for rate in rates if hasattr(rate, "assign")]
         return variables
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from keepstep_worker import codec, fit_state, newcomer, probe
@@ -16,6 +17,9 @@ from keepstep_worker.variables import Described, Named, name_variables
 POSITION = REPLICATED + "keepstep/position"
 PYTHON = LOCAL + "keepstep/python"
 FITS = LOCAL + "keepstep/fits"
+
+_COLLECTION_MAX = 1000
+"""What has more items, as data that a model holds, is not gone through at each snapshot."""
 
 _training: Training | None = None
 
@@ -195,6 +199,12 @@ class Training:
                 self._named += name_variables(in_optimizer, optimizer, (), taken)
         return self._named
 
+    def tell_given_back(self, ordinal: int, position: Position) -> None:
+        """Say of a fit that others have followed what its model is like where the script goes on behind it."""
+        if ordinal < position.fit:
+            text = f"fit {ordinal} is not trained again; its model has the weights of step {position.step}, not its own"
+            print(f"keepstep: {text}", file=sys.stderr)
+
     def tensors(self, others: Iterable[Named]) -> list[Tensor]:
         """Return the tensors of what `named` returns and of others; they are described again where these are new."""
         named = [*self.named(), *others]
@@ -233,7 +243,49 @@ def _prefixes(index: int) -> tuple[str, str]:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Return the optimizer that a model was compiled with, and those that it keeps as attributes of its own."""
-    found = [getattr(model, "optimizer", None), *vars(model).values()]
+    """Return the optimizers that a model and those within it were compiled with, and those among its attributes."""
+    within = [getattr(layer, "optimizer", None) for layer in _layers_of(model)]
+    found = [getattr(model, "optimizer", None), *_attributes_of(model), *within]
     found = [each for each in found if hasattr(each, "apply_gradients") and hasattr(each, "variables")]
     return list({id(each): each for each in found}.values())
+
+
+def unlisted(model: Any) -> list[Any]:
+    """Return variables that Keras lists nowhere: states of stateful layers, and of generators among the attributes."""
+    found: list[Any] = []
+    for layer in _layers_of(model):
+        if getattr(layer, "stateful", False):
+            found += _leaves(getattr(layer, "states", None))
+    for each in _attributes_of(model):
+        if hasattr(each, "make_seeds") and hasattr(each, "state"):
+            found.append(each.state)
+    return [each for each in found if hasattr(each, "assign")]
+
+
+def variables_among(attributes_of: Any) -> list[Any]:
+    """Return what are TensorFlow's own variables among an object's attributes: Keras 3 follows none but its own."""
+    return [each for each in _attributes_of(attributes_of) if hasattr(type(each), "scatter_nd_update")]
+
+
+def _layers_of(model: Any) -> Iterable[Any]:
+    flatten = getattr(model, "_flatten_layers", None)
+    return () if flatten is None else flatten()
+
+
+def _attributes_of(model: Any) -> list[Any]:
+    """A model's attributes, and what is in those that are small collections."""
+    found: list[Any] = []
+    for value in vars(model).values():
+        if isinstance(value, Mapping) and len(value) <= _COLLECTION_MAX:
+            found += value.values()
+        elif isinstance(value, (list, tuple)) and len(value) <= _COLLECTION_MAX:
+            found += value
+        else:
+            found.append(value)
+    return found
+
+
+def _leaves(nested: Any) -> list[Any]:
+    if isinstance(nested, (list, tuple)):
+        return [leaf for each in nested for leaf in _leaves(each)]
+    return [] if nested is None else [nested]

@@ -6,6 +6,7 @@ variables (as hexadecimal bytes).
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import sys
@@ -173,6 +174,96 @@ def sequences() -> tuple[list[Any], list[Any]]:
         model.fit(Sequence(16, workers=2) if NOISY else Sequence(16), class_weight={0: 1.0, 1: 2.0, 2: 1.5}, **common),
     ]
     return [model], [[fitted.history for fitted in fits], losses.seen]
+
+
+class Pruned(Exception):
+    """What a search over parameters raises in the fits that it gives up."""
+
+
+def failing() -> tuple[list[Any], list[Any]]:
+    """Fits of three epochs of six steps, of which two end in their second one by an exception, which is caught."""
+
+    class Prune(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                raise Pruned
+
+    found: list[Any] = []
+    for prunes in (True, True, False):
+        model = build()
+        try:
+            fitted = model.fit(batches(16), epochs=3, callbacks=[Prune()] if prunes else [], verbose=0)
+            found.append(fitted.history)
+        except Pruned:
+            found.append(np.random.rand())
+    return [model], found
+
+
+class Unlisted(keras.Model):  # type: ignore[misc]
+    """Has state in what Keras does not list: optimizers of its own, a layer's memory, a generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.last = keras.layers.LSTM(4, stateful=True), keras.layers.Dense(3)
+        self.own = [keras.optimizers.Adam(0.02), keras.optimizers.SGD(0.1, momentum=0.9)]
+        self.noise = tf.random.Generator.from_seed(5)
+
+    def call(self, x: Any) -> Any:
+        return self.last(self.memory(x[:, :, None]))
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        x += 0.1 * self.noise.normal((8, 12))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, self(x), from_logits=True))
+        trained = self.trainable_variables
+        gradients = tape.gradient(loss, trained)
+        self.own[0].apply_gradients(zip(gradients[:3], trained[:3], strict=True))
+        self.own[1].apply_gradients(zip(gradients[3:], trained[3:], strict=True))
+        return {"loss": loss}
+
+
+def unlisted() -> tuple[list[Any], list[Any]]:
+    with STRATEGY.scope():
+        model = Unlisted()
+        model.compile()
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8, drop_remainder=True)
+    fitted = model.fit(data, epochs=3, shuffle=False, verbose=0)
+    return [model], [fitted.history, model.predict(X[:8], verbose=0).tolist()]
+
+
+def collected() -> tuple[list[Any], list[Any]]:
+    """A callback that keeps what it has seen in collections, two of which the script looks into."""
+    log: list[float] = []
+    sums = np.zeros(3)
+
+    class Collect(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.log, self.sums, self.draw = log, sums, np.random.default_rng(1)
+            self.newest: collections.deque[float] = collections.deque(maxlen=5)
+            self.by_epoch, self.counts = collections.defaultdict(list), collections.Counter()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            loss = float(logs["loss"])
+            self.log.append(loss)
+            self.newest.append(loss)
+            self.sums[batch % 3] += loss * self.draw.random()
+            self.by_epoch[batch % 3].append(loss)
+            self.counts[batch % 2] += 1
+
+    model, collect = build(), Collect()
+    model.fit(batches(), epochs=3, callbacks=[collect], verbose=0)
+    kept = [list(collect.newest), sorted(collect.by_epoch.items()), sorted(collect.counts.items())]
+    return [model], [log, sums.tolist(), kept]
+
+
+def numberless() -> tuple[list[Any], list[Any]]:
+    """A training that has NaN in its weights early, and goes on with that."""
+    model, x = build(), X.copy()
+    x[30, 5] = np.nan
+    model.fit(tf.data.Dataset.from_tensor_slices((x, Y)).batch(8), epochs=2, verbose=0)
+    return [model], []
 
 
 def pauses() -> tuple[list[Any], list[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter, OrderedDict, defaultdict, deque
 
 import pytest
 from hypothesis import given
@@ -60,11 +61,27 @@ def test_a_random_state_comes_back():
     assert [other.random() for _ in range(3)] == drawn
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        deque([1, (2, "x")], maxlen=3), deque(), OrderedDict([("b", 1), ((2,), [3])]), Counter("abca"),
+        defaultdict(list, {"a": [1], 2: []}), defaultdict(int), {"losses": deque([1.5], 2)},
+    ],
+)  # fmt: skip
+def test_the_collections_of_the_standard_library_come_back(value):
+    found = codec.loads(codec.dumps(value))
+    assert found == value and type(found) is type(value)
+    assert getattr(found, "maxlen", None) == getattr(value, "maxlen", None)
+    assert getattr(found, "default_factory", None) is getattr(value, "default_factory", None)
+
+
 class Anything:
     """Of no kind that the codec knows."""
 
 
-@pytest.mark.parametrize("value", [Anything(), [Anything()], {"a": Anything}, lambda: 0, 1j, range(3)])
+@pytest.mark.parametrize(
+    "value", [Anything(), [Anything()], {"a": Anything}, lambda: 0, 1j, range(3), defaultdict(Anything)]
+)
 def test_what_can_not_be_kept_is_refused(value):
     with pytest.raises(codec.CodecError, match="can not be kept"):
         codec.dumps(value)
@@ -82,6 +99,8 @@ def test_what_can_not_be_kept_is_refused(value):
         b'{"$":"dict","items":[[1]]}',
         b'{"$":["tuple"],"items":[]}',
         b'{"$":"dict","items":[[[],1]]}',
+        b'{"$":"defaultdict","items":[],"factory":"open"}',
+        b'{"$":"deque","items":[1]}',
     ],
 )
 def test_what_was_not_kept_by_it_is_refused(data):

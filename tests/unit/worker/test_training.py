@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep_worker.slab_view import RestoreError
-from keepstep_worker.training import Position, Training, convert_position
+from keepstep_worker.training import Position, Training, convert_position, optimizers_of, unlisted
 
 
 def at(batch: int, size: int, **more: int) -> Position:
@@ -139,3 +139,47 @@ def test_variables_of_a_model_that_is_no_more_are_not_saved(training):
     assert len(training.named()) == 3
     del models[1], model
     assert keys(training) == ["replicated/model/kept", "replicated/model3/kept"]
+
+
+class Optimizer:
+    """What Keras takes for one."""
+
+    variables: tuple[Any, ...] = ()
+
+    def apply_gradients(self) -> None:
+        raise AssertionError("it is only looked at")
+
+
+def made_of(layers: list[Any], **attributes: Any) -> Any:
+    return types.SimpleNamespace(_flatten_layers=lambda: layers, **attributes)
+
+
+def test_optimizers_are_found_wherever_a_model_keeps_them():
+    first, second, third, fourth, fifth = (Optimizer() for _ in range(5))
+    part = types.SimpleNamespace(optimizer=fourth)
+    model = made_of(
+        [types.SimpleNamespace(), part, types.SimpleNamespace(optimizer=None)],
+        optimizer=first, own=[second, 3], named={"a": third}, part=part, alone=fifth, again=(first,),
+    )  # fmt: skip
+    assert {id(each) for each in optimizers_of(model)} == {id(each) for each in (first, second, third, fourth, fifth)}
+    assert len(optimizers_of(model)) == 5
+    assert optimizers_of(model)[0] is first
+
+
+def test_what_a_model_holds_that_is_large_is_no_optimizer():
+    assert optimizers_of(types.SimpleNamespace(data=[Optimizer()] * 100_000)) == []
+
+
+def test_states_of_layers_and_of_generators_are_found_that_no_list_has():
+    def assigned() -> Any:
+        return types.SimpleNamespace(assign=None)
+
+    states, generator = [assigned() for _ in range(3)], types.SimpleNamespace(make_seeds=None, state=assigned())
+    layers = [
+        types.SimpleNamespace(stateful=True, states=[states[0], (states[1], states[2])]),
+        types.SimpleNamespace(stateful=False, states=[assigned()]),
+        types.SimpleNamespace(stateful=True, states=None),
+        types.SimpleNamespace(stateful=True, states=[None]),
+    ]
+    assert unlisted(made_of(layers, noise=generator, other=3)) == [*states, generator.state]
+    assert unlisted(types.SimpleNamespace()) == []
