@@ -243,10 +243,14 @@ def _prefixes(index: int) -> tuple[str, str]:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Return the optimizers that a model and those within it were compiled with, and those among its attributes."""
-    within = [getattr(layer, "optimizer", None) for layer in _layers_of(model)]
+    """Return the optimizer that a model was compiled with, those among its attributes, and those of models within it.
+
+    These only where the model's training step is the script's: Keras's own uses none of them, and a part that was
+    loaded from a file may have one that is twice as large as the part.
+    """
+    within = [getattr(layer, "optimizer", None) for layer in _layers_of(model) if _trains_by_itself(model)]
     found = [getattr(model, "optimizer", None), *_attributes_of(model), *within]
-    found = [each for each in found if hasattr(each, "apply_gradients") and hasattr(each, "variables")]
+    found = [each for each in found if _has(each, "apply_gradients", "variables")]
     return list({id(each): each for each in found}.values())
 
 
@@ -257,7 +261,7 @@ def unlisted(model: Any) -> list[Any]:
         if getattr(layer, "stateful", False):
             found += _leaves(getattr(layer, "states", None))
     for each in _attributes_of(model):
-        if hasattr(each, "make_seeds") and hasattr(each, "state"):
+        if _has(each, "make_seeds", "state"):
             found.append(each.state)
     return [each for each in found if hasattr(each, "assign")]
 
@@ -265,6 +269,17 @@ def unlisted(model: Any) -> list[Any]:
 def variables_among(attributes_of: Any) -> list[Any]:
     """Return what are TensorFlow's own variables among an object's attributes: Keras 3 follows none but its own."""
     return [each for each in _attributes_of(attributes_of) if hasattr(type(each), "scatter_nd_update")]
+
+
+def _trains_by_itself(model: Any) -> bool:
+    step = getattr(type(model), "train_step", None)
+    return step is not None and step.__module__.split(".")[0] not in ("keras", "tf_keras")
+
+
+def _has(thing: Any, *names: str) -> bool:
+    """Whether a thing has these attributes itself: to ask a distributed variable may take its value, and all hosts."""
+    own = getattr(thing, "__dict__", ())
+    return all(hasattr(type(thing), name) or name in own for name in names)
 
 
 def _layers_of(model: Any) -> Iterable[Any]:

@@ -154,16 +154,23 @@ def made_of(layers: list[Any], **attributes: Any) -> Any:
     return types.SimpleNamespace(_flatten_layers=lambda: layers, **attributes)
 
 
+class Trained(types.SimpleNamespace):
+    """A model that says itself how it is trained."""
+
+    def train_step(self) -> None:
+        raise AssertionError("it is only looked at")
+
+
 def test_optimizers_are_found_wherever_a_model_keeps_them():
     first, second, third, fourth, fifth = (Optimizer() for _ in range(5))
     part = types.SimpleNamespace(optimizer=fourth)
-    model = made_of(
-        [types.SimpleNamespace(), part, types.SimpleNamespace(optimizer=None)],
-        optimizer=first, own=[second, 3], named={"a": third}, part=part, alone=fifth, again=(first,),
-    )  # fmt: skip
+    layers = [types.SimpleNamespace(), part, types.SimpleNamespace(optimizer=None)]
+    own = {"optimizer": first, "own": [second, 3], "named": {"a": third}, "part": part, "alone": fifth, "b": (first,)}
+    model = Trained(_flatten_layers=lambda: layers, **own)
     assert {id(each) for each in optimizers_of(model)} == {id(each) for each in (first, second, third, fourth, fifth)}
     assert len(optimizers_of(model)) == 5
     assert optimizers_of(model)[0] is first
+    assert fourth not in optimizers_of(made_of(layers, **own)), "Keras's own step does not use it"
 
 
 def test_what_a_model_holds_that_is_large_is_no_optimizer():
