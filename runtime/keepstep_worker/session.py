@@ -8,7 +8,6 @@ ends the process.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -51,7 +50,7 @@ class Session:
         self._published = self._ring_sequence = 0
         self.entered_step = self.completed_step = self.last_step = self._unproven = 0
         self.snapshot_ns = self._stall_ns = self.skipped = self.start_ns = 0
-        self._sealed_step, self._restored_slab = -1, wires.NO_SLAB
+        self._sealed_step = -1
         self._provider: Provider | None = None
         self._slabs = Slabs(wire, identity.generation)
         self._profiler = Profiler(wire.read_orders().profile, self.tell)
@@ -130,7 +129,6 @@ class Session:
             self._receive()
         slab, step = orders.restore_slab, orders.restore_step
         view = self._slabs.view(slab, step)
-        self._restored_slab = slab
         rank.tell_restored(self._slabs.descriptor(slab), step, view.memory.nbytes)
         return view
 
@@ -198,8 +196,7 @@ class Session:
         record = probe.record_of(self._ring_sequence + 1, step, times._replace(start_ns=start_ns, end_ns=end_ns))
         self._fingerprints.complete(step)
         if self._unproven and self._provider is not None:
-            began = functools.partial(self._slabs.view, self._restored_slab, self._unproven)
-            soundness.demand(self._provider(), step, self._unproven, began)
+            soundness.demand(self._provider(), step, self._unproven)
             self._unproven = 0
         previous, self.completed_step = self.completed_step, step
         self._phase = wires.PHASE_JOINED

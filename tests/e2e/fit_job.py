@@ -258,14 +258,6 @@ def collected() -> tuple[list[Any], list[Any]]:
     return [model], [log, sums.tolist(), kept]
 
 
-def numberless() -> tuple[list[Any], list[Any]]:
-    """A training that has NaN in its weights early, and goes on with that."""
-    model, x = build(), X.copy()
-    x[30, 5] = np.nan
-    model.fit(tf.data.Dataset.from_tensor_slices((x, Y)).batch(8), epochs=2, verbose=0)
-    return [model], []
-
-
 def pauses() -> tuple[list[Any], list[Any]]:
     """A training that a test can stop in a validation, or after one."""
     model = build()

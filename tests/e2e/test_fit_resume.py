@@ -26,7 +26,7 @@ DEADLINE_S = 120
 FLAVOURS = ["keras3", "tf_keras"]
 LAST_STEPS = {
     "watched": 60, "several": 30, "executions": 40, "unknown_size": 40, "endless": 35, "failing": 42, "unlisted": 36,
-    "collected": 36, "numberless": 24,
+    "collected": 36,
 }  # fmt: skip
 SEED = os.environ.get("KEEPSTEP_TEST_SEED", "")
 KILLED = [(flavour, case) for flavour in FLAVOURS for case in LAST_STEPS if case != "several"]  # that is killed often
