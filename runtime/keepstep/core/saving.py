@@ -55,7 +55,7 @@ def _finish(turn: Turn, generation: GenerationRecord) -> None:
     statuses = statuses_of(turn, generation)
     last = min(status.sealed for status in statuses.values())
     wanted = turn.state.job.has_store and last > generation.durable_step
-    if wanted and not gave_up_saving(turn) and not _diverged(_uploads(turn, generation, last)):
+    if wanted and not gave_up_saving(turn) and not _is_withheld(turn, generation, last):
         _save(turn, generation, last)
         return
     verdict = f"done; step {last} could not be committed, {generation.durable_step} is" if wanted else "done"
@@ -67,9 +67,6 @@ def _save(turn: Turn, generation: GenerationRecord, step: int) -> bool:
     if generation.save_step == step:
         return False
     return turn.put(evolve(generation, save_step=step), Reason.CHECKPOINT_DUE, f"step {step}")
-
-
-# --- cadence ---------------------------------------------------------------------------------------------------------
 
 
 def _keep_cadence(turn: Turn, generation: GenerationRecord) -> None:
@@ -128,9 +125,6 @@ def _due(turn: Turn, generation: GenerationRecord) -> tuple[float, int]:
     return since + (pace.interval_s(turn, generation) or 0.0), 0
 
 
-# --- commit ----------------------------------------------------------------------------------------------------------
-
-
 def _uploads(turn: Turn, generation: GenerationRecord, step: int) -> list[UploadRecord]:
     """The members' shares of a step that have arrived, in rank order."""
     uploads = turn.state.cluster.uploads
@@ -141,6 +135,12 @@ def _uploads(turn: Turn, generation: GenerationRecord, step: int) -> list[Upload
 def _diverged(shares: list[UploadRecord]) -> bool:
     """Whether hosts hold different bytes for what must be equal everywhere: no such step is ever committed."""
     return len({share.digest for share in shares if share.objects}) > 1
+
+
+def _is_withheld(turn: Turn, generation: GenerationRecord, step: int) -> bool:
+    """Whether a step in which hosts differ is given up: only once all shares are there is it told which tensors."""
+    shares = _uploads(turn, generation, step)
+    return _diverged(shares) and (generation.save_step != step or not all(share.objects for share in shares))
 
 
 def commit(turn: Turn, generation: GenerationRecord) -> None:
@@ -237,7 +237,7 @@ def _drain(turn: Turn, generation: GenerationRecord) -> None:
     durable = generation.durable_step
     late = pace.too_late(turn, generation)
     if generation.drain_step:
-        hopeless = not turn.state.job.has_store or _diverged(_uploads(turn, generation, generation.drain_step))
+        hopeless = not turn.state.job.has_store or _is_withheld(turn, generation, generation.drain_step)
         if durable >= generation.drain_step or hopeless:
             end(turn, generation, ExitCode.INTERRUPTED, f"interrupted; {saved_text(turn, durable)}", Reason.INTERRUPTED)
         elif generation.save_step == generation.drain_step or _is_under_way(turn, generation):
