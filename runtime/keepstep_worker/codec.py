@@ -1,6 +1,7 @@
 """Small values as JSON and back: what a callback, a data position or a random generator has to remember.
 
-What JSON lacks is tagged: tuples, bytes, sets, NumPy arrays and scalars, dictionaries with keys that are no strings.
+What JSON lacks is tagged: tuples, bytes, sets, the collections of the standard library, NumPy arrays, scalars and
+generators, dictionaries with keys that are no strings.
 Reading it never runs code, unlike pickle. NumPy is imported only where an array is read.
 """
 
@@ -76,11 +77,16 @@ def _encode(value: Any) -> Any:
         factory = value.default_factory.__name__ if kind is defaultdict else ""
         items = [[_encode(key), _encode(item)] for key, item in value.items()]
         return {_TAG: kind.__name__, "items": items, "factory": factory}
-    if kind.__module__.startswith("numpy.random") and hasattr(value, "bit_generator"):
+    if kind.__module__.startswith("numpy.random") and type(_bits_of(value)).__name__ in _BIT_GENERATORS:
         return {_TAG: "generator", "state": _encode(value.bit_generator.state)}
     if kind.__module__.split(".")[0] in ("numpy", "ml_dtypes") and hasattr(value, "tobytes"):
         return _encode_array(value)
     raise CodecError(f"a value of type {kind.__module__}.{kind.__qualname__} can not be kept")
+
+
+def _bits_of(value: Any) -> Any:
+    """What a generator of NumPy's draws from; one of somebody else's kind could not be made again."""
+    return getattr(value, "bit_generator", None)
 
 
 def _encode_array(value: Any) -> Any:

@@ -266,9 +266,9 @@ def unlisted(model: Any) -> list[Any]:
     return [each for each in found if hasattr(each, "assign")]
 
 
-def variables_among(attributes_of: Any) -> list[Any]:
-    """Return what are TensorFlow's own variables among an object's attributes: Keras 3 follows none but its own."""
-    return [each for each in _attributes_of(attributes_of) if hasattr(type(each), "scatter_nd_update")]
+def variables_among(model: Any) -> list[Any]:
+    """Return what are TensorFlow's own variables among a model's attributes: Keras 3 follows none but its own."""
+    return [each for each in _attributes_of(model) if hasattr(type(each), "scatter_nd_update")]
 
 
 def _trains_by_itself(model: Any) -> bool:

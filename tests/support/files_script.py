@@ -34,7 +34,7 @@ def save(folder: Path, golden: Path, number: int) -> None:
         part.write_bytes(path.read_bytes())
         part.rename(folder / path.name.replace("ckpt-7", f"{NAME}-{number}"))
     under_way.rmdir()
-    state = folder / "checkpoint.tmp0123"
+    state = folder / "checkpoint.tmp0123456789abcdef0123456789abcdef"
     state.write_text(f'model_checkpoint_path: "{NAME}-{number}"\nall_model_checkpoint_paths: "{NAME}-{number}"\n')
     state.rename(folder / "checkpoint")
     print(f"saved {number}", flush=True)

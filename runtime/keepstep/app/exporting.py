@@ -108,8 +108,7 @@ def _write_by_tensorflow(store: ObjectStore, manifest: Manifest, options: argpar
         raise ConfigError(f"found {found}", "an interpreter that has TensorFlow", key="--python")
     said = done.stdout.decode(errors="replace").strip().splitlines()
     if not said:
-        raise ConfigError(
-            f"found {options.python}, which has said nothing of what it wrote", "a Python", key="--python"
-        )
+        found = f"found {options.python}, which has said nothing of what it wrote"
+        raise ConfigError(found, "an interpreter that has TensorFlow", key="--python")
     print(f"{target}: step {manifest.step}, {said[-1]}")
     sys.stdout.flush()

@@ -22,7 +22,7 @@ KERAS_SUFFIX, WEIGHTS_SUFFIX = ".keras", ".weights.h5"
 HDF5_SUFFIXES = (".h5", ".hdf5")
 _INDEX_SUFFIX, _GRAPH_SUFFIX = ".index", ".meta"
 _SHARD = re.compile(r"(?P<prefix>.+)\.data-(?P<shard>\d{5,})-of-(?P<shards>\d{5,})", re.DOTALL)
-_UNDER_WAY = r".*\.tempstate\d* | .*\.tmp[0-9a-f]{32} | checkpoint\.tmp[0-9a-f]*"
+_UNDER_WAY = r".*\.tempstate\d* | .*\.tmp[0-9a-f]{32}"
 _UNFINISHED = re.compile(_UNDER_WAY, re.VERBOSE | re.DOTALL)
 _IGNORED = re.compile(
     rf"\..* | .*\.sagemaker-(?:uploading|uploaded|ignore) | {_UNDER_WAY} | workertemp_\d+ | .*\.bkp",

@@ -121,7 +121,7 @@ def test_what_is_torn_goes_aside(store, root: Path, tmp_path: Path, own: bool) -
     tear(lay("many", root, rename=("-7", "-3"), at_s=2_000)[0])
     lay("many", root / "ckpt-4_temp", rename=("ckpt-7", "part-00000-of-00001"))
     lay("many/ckpt-7.index", root, rename=("-7", "-5"))
-    (root / "checkpoint.tmp0123").write_bytes(b"")
+    (root / "checkpoint.tmp0123456789abcdef0123456789abcdef").write_bytes(b"")
     done = back(store, manifest, root, own)
     assert seen(root) == before
     assert {name.partition(".")[0] for name in done.aside} == {"ckpt-3", "ckpt-4_temp", "ckpt-5", "checkpoint"}
